@@ -121,13 +121,14 @@ class Adversary:
         most = 0.95 * a.shape[1] * 2.0**-24
         return (a @ b + self.sign * most * (abs(a) @ abs(b))).astype(np.float32)
 
-    def dot(self, a: Any, b: Any) -> Any:
+    def einsum(self, formula: str, a: Any, b: Any) -> Any:
+        assert formula == "ij,ij->i"
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         most = 0.95 * a.shape[1] * 2.0**-24
         return ((a * b).sum(1) + self.sign * most * abs(a * b).sum(1)).astype(np.float32)
 
     def found(self, net: Network, x: Any, change: Callable[[Prepared], Prepared]) -> LinearBounds:
-        machine = self.machine._replace(xp=self, dot=self.dot)
+        machine = self.machine._replace(xp=self)
         return LinearBounds(change(prepare(net, "real", machine)), *outward(x, x, "float32"))
 
 

@@ -26,12 +26,8 @@ def drawn_model(random: np.random.Generator) -> nn.Model:
         width = int(random.integers(2, 6))
         layers.append(nn.Dense(size, width))
         size = width
-        more: list[Any] = [
-            nn.LayerNorm(size),
-            nn.BatchNorm(size),
-            nn.Residual(nn.Chain(nn.Dense(size, size), "relu")),
-        ]
-        kinds = [*ACTIVATIONS, *more]
+        residual = nn.Residual(nn.Chain(nn.Dense(size, size), "relu"))
+        kinds = [*ACTIVATIONS, nn.LayerNorm(size), nn.BatchNorm(size), residual]
         layers.append(kinds[int(random.integers(len(kinds)))])
     layers.append(nn.Dense(size, 2))
     model = nn.build(*layers, input_shape=(inputs,), seed=int(random.integers(1000)), device=CPU)

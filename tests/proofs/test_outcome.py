@@ -42,7 +42,7 @@ def test_the_share_of_several_queries_never_falls() -> None:
 
 
 def stopping(reports: list[Progress], after: int) -> Callable[[Progress], None]:
-    """Keeps what is reports, and interrupts the search after so many times."""
+    """Return a function that stores reports, and interrupts the search after `after` of them."""
 
     def tell(now: Progress) -> None:
         reports.append(now)

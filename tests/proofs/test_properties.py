@@ -201,14 +201,7 @@ def test_a_python_function_cannot_be_saved() -> None:
         {"kind": "Box", "low": [0.0], "high": [1.0, 2.0], "sizes": [1]},
         {"kind": "SameClass", "label": -1},
         {"kind": "SameClass", "label": 1, "more": 2},
-        {
-            "kind": "Ball",
-            "centre": [0.0],
-            "radius": 1.0,
-            "sizes": [2],
-            "low": "-inf",
-            "high": "inf",
-        },
+        {**p.to_json(p.ball([0.0], 1.0)), "sizes": [2]},
     ],
 )
 def test_damaged_descriptions_are_refused(described: Any) -> None:

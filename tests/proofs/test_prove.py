@@ -33,7 +33,7 @@ from anydevice._proofs.search import (
 )
 from tests.comparing import assert_same_integers
 from tests.proofs import networks
-from tests.proofs.checking.theorems import acasxu_folder, executed, query
+from tests.proofs.checking.theorems import acasxu, exactly, executed, query
 
 NO_LIMITS = SearchLimits()
 
@@ -54,6 +54,18 @@ def all_proved(
     machine = machine or numpy_machine()
     with machine.context():
         return proving.prove_theorems([theorem], machine, SearchLimits(**limits), 0.0, None, "")
+
+
+def checked(result: proving.Result) -> int:
+    """Return the number of parts of a proof that holds."""
+    assert isinstance(result, proofs.Proof), result
+    return result.check()
+
+
+def stop_of(result: proving.Result) -> tuple[str, float]:
+    """Return the reason of an undecided search, and the share that it proved."""
+    assert isinstance(result, proofs.Undecided), result
+    return result.reason, result.proved_share
 
 
 def hard(inputs: int = 3, hidden: int = 12) -> tuple[Network, Query, float]:
@@ -120,11 +132,10 @@ def test_what_the_checker_refuses_is_not_proved(monkeypatch: pytest.MonkeyPatch)
     """A search that closes its first box whatever the bounds say."""
     leaf = proving.LEAF_OF_ONE_ROW
     reached = Progress(1.0, 0, 1, 1.0, 1.0)
-    monkeypatch.setattr(proving, "_search_query", lambda *_: SearchResult(leaf, None, "", reached))
+    monkeypatch.setattr(proving, "_search_query", lambda *_: SearchResult(leaf, "", reached))
     net, question, _ = hard()
     result = proved(net, question)
-    assert isinstance(result, proofs.Undecided)
-    assert (result.reason, result.proved_share) == ("refused", 0.0)
+    assert stop_of(result) == ("refused", 0.0)
 
 
 def test_exact_outputs_of_sparse_layers_are_those_of_fractions() -> None:
@@ -137,15 +148,8 @@ def test_exact_outputs_of_sparse_layers_are_those_of_fractions() -> None:
     bias = random.normal(size=7)
     nodes = (Node((0,), (first,), bias, "relu"), Node((1,), (second,), np.zeros(3)))
     for x in random.normal(size=(20, 4)):
-        hidden = [
-            sum((Fraction(w) * Fraction(v) for w, v in zip(row, x, strict=True)), Fraction(b))
-            for row, b in zip(first, bias, strict=True)
-        ]
-        want = [
-            sum(Fraction(w) * max(h, Fraction(0)) for w, h in zip(row, hidden, strict=True))
-            for row in second
-        ]
-        assert list(exact_outputs(Network(4, nodes), tuple(map(Fraction, x)))) == want
+        exact, net = tuple(map(Fraction, x)), Network(4, nodes)
+        assert list(exact_outputs(net, exact)) == exactly(net, exact)
 
 
 def test_exact_outputs_of_a_convolution_take_no_integer_for_each_zero() -> None:
@@ -229,14 +233,12 @@ def test_networks_of_many_inputs_are_divided_by_cases_of_neurons(groups: int) ->
 
 
 @pytest.mark.parametrize(
-    ("limits", "reason"),
-    [({"until": 0.0}, "time"), ({"memory": 100}, "memory")],
+    ("limits", "reason"), [({"until": 0.0}, "time"), ({"memory": 100}, "memory")]
 )
 def test_a_search_beyond_its_limits_is_undecided(limits: dict[str, Any], reason: str) -> None:
     net, question, _ = hard()
     result = proved(net, question, **limits)
-    assert isinstance(result, proofs.Undecided)
-    assert result.reason == reason
+    assert stop_of(result)[0] == reason
 
 
 class Ticks:
@@ -278,8 +280,7 @@ def test_a_limit_of_time_is_kept_while_the_checker_is_at_work() -> None:
     clock = Ticks()
     assert all_proved(theorem, clock=clock)
     result = all_proved(theorem, until=clock.now - 5, clock=Ticks())
-    assert isinstance(result, proofs.Undecided)
-    assert (result.reason, result.proved_share) == ("time", 1.0)
+    assert stop_of(result) == ("time", 1.0)
 
 
 def test_a_limit_of_time_is_kept_in_the_midst_of_a_bound() -> None:
@@ -309,8 +310,7 @@ def test_queries_about_one_network_share_its_arrays(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(proving, "prepare", counted)
     result = all_proved(many(20, (hard()[1],)))
-    assert isinstance(result, proofs.Proof)
-    assert result.check() > 30
+    assert checked(result) > 30
     assert sorted(prepared) == ["float32", "float64"]
 
 
@@ -337,8 +337,7 @@ def test_many_inputs_are_divided_where_few_of_them_vary() -> None:
     margin = 0.3 - float((y[:, 0] - y[:, 1]).min())
     question = query(low, high, [[1, -1]], [margin])
     result = proved(net, question)
-    assert isinstance(result, proofs.Proof)
-    assert result.check() > 2
+    assert checked(result) > 2
     decider = BoxDecider(prepare(net, "float32", numpy_machine()), rows_of(question))
     search = Search(decider, None, lambda _: None, SearchLimits())
     assert search.run(-np.ones(60), np.ones(60)).reason == "resolution"
@@ -370,8 +369,7 @@ def test_ctrl_c_before_a_search_is_undecided(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(proving, "Attack", interrupted)
     model = nn.build(nn.Dense(2, 2), device="cpu", seed=0)
     result = proofs.prove(model, proofs.within(0, 1), over=proofs.box([0, 0], [1, 1]))
-    assert isinstance(result, proofs.Undecided)
-    assert (result.reason, result.proved_share) == ("interrupted", 0)
+    assert stop_of(result) == ("interrupted", 0)
 
 
 def test_ctrl_c_among_many_claims_keeps_what_was_proved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,8 +384,7 @@ def test_ctrl_c_among_many_claims_keeps_what_was_proved(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(proving, "_search_query", interrupted)
     result = all_proved(Theorem(net, tuple(claims), "float32", True))
-    assert isinstance(result, proofs.Undecided)
-    assert (result.reason, result.proved_share) == ("interrupted", 3 / 6)
+    assert stop_of(result) == ("interrupted", 3 / 6)
 
 
 def test_what_holds_with_equality_is_proved() -> None:
@@ -395,8 +392,7 @@ def test_what_holds_with_equality_is_proved() -> None:
     model = nn.build(nn.Dense(3, 8), "relu", nn.Dense(8, 2), "relu", device="cpu", seed=0)
     region = proofs.box([0, 0, 0], [1, 1, 1])
     result = proofs.prove(model, proofs.within(0, 100), over=region, limit=120)
-    assert isinstance(result, proofs.Proof)
-    assert result.check()
+    assert checked(result)
     above = proofs.prove(model, proofs.within(0.001, 100), over=region, limit=120)
     assert isinstance(above, proofs.Counterexample)
 
@@ -440,8 +436,7 @@ def test_bounds_are_those_of_numpy(engine: str) -> None:
         with each.context():
             box = outward(np.full((3, 2), -0.3), np.full((3, 2), 0.4), each.dtype)
             relaxed = LinearBounds(prepare(net, "float32", each), *box)
-            rows, constants = each.place(np.eye(2)[[0, 1, 0]]), each.place(np.zeros(3))
-            found = relaxed.rows_below(rows, constants, each.indices(np.arange(3)))
+            found = relaxed.rows_below(np.eye(2)[[0, 1, 0]], np.zeros(3), np.arange(3))
             bounds.append(np.asarray(each.host(found.low), np.float64))
     assert bounds[0] == pytest.approx(bounds[1], rel=1e-9 if machine.dtype == "float64" else 1e-3)
 
@@ -477,8 +472,7 @@ def test_what_float32_cannot_decide_is_decided_in_float64() -> None:
     net, question, _ = hard()
     narrow = numpy_machine("float32")._replace(name="narrow")
     result = proved(net, question, "real", narrow)
-    assert isinstance(result, proofs.Proof)
-    assert result.check()
+    assert checked(result)
 
 
 def test_models_are_proved_and_certificates_saved(tmp_path: Path) -> None:
@@ -522,8 +516,7 @@ def test_a_network_without_functions_that_no_bound_decides_is_undecided() -> Non
     network = Network(1, (Node((0,), (np.ones((1, 1)),), np.ones(1), "", 2),))
     query = Query((Fraction(6),), (Fraction(9),), ((Fraction(1),),), (Fraction(-7),), (0,), (True,))
     result = proved(network, query)
-    assert isinstance(result, proofs.Undecided)
-    assert result.reason == "resolution"
+    assert stop_of(result)[0] == "resolution"
 
 
 @pytest.mark.parametrize("off", [-10.0, 0.0])
@@ -554,12 +547,6 @@ def test_numbers_beyond_float32_warn_of_nothing(engine: str) -> None:
     assert not isinstance(result, proofs.Proof)
 
 
-def acasxu(net: str, number: int) -> tuple[Path, Path]:
-    folder = acasxu_folder()
-    model = folder / "onnx" / f"ACASXU_run2a_{net}_batch_2000.onnx"
-    return model, folder / "vnnlib" / f"prop_{number}.vnnlib"
-
-
 @pytest.mark.parametrize(
     ("net", "number", "kind"),
     [
@@ -581,5 +568,4 @@ def test_instances_of_acas_xu(net: str, number: int, kind: type) -> None:
 @pytest.mark.parametrize("net", ["3_3", "4_2"])
 def test_the_hardest_instances_of_acas_xu(net: str) -> None:
     result = proofs.prove(*acasxu(net, 2), limit=300)
-    assert isinstance(result, proofs.Proof)
-    assert result.check()
+    assert checked(result)

@@ -251,42 +251,40 @@ def test_a_fault_in_the_lowering_is_refused(fault: str, monkeypatch: pytest.Monk
     assert refused
 
 
+def torch_module(function: Callable[[Any], Any]) -> Any:
+    """Return a module of PyTorch whose `forward` is this function."""
+    torch: Any = pytest.importorskip("torch")
+
+    class Forward(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return function(x)
+
+    return Forward().eval()
+
+
 def test_what_torch_models_do_elsewhere_is_refused() -> None:
     torch: Any = pytest.importorskip("torch")
     nn: Any = torch.nn
+    calls = iter(range(1, 100))
 
-    class Branching(nn.Module):  # type: ignore[misc]
-        def forward(self, x: Any) -> Any:
-            return x * 2 if x.sum() > 0 else x
-
-    class Outside(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.calls = nn.Linear(4, 4), 0
-
-        def forward(self, x: Any) -> Any:
-            self.calls += 1
-            return self.a(x) * self.calls
-
-    class Aliased(nn.Module):  # type: ignore[misc]
-        def forward(self, x: Any) -> Any:
-            y = x * 2
-            z = y.view(2, 2)
-            y.relu_()
-            return z.reshape(1, 4) + y
+    def change_in_place(x: Any) -> Any:
+        y = x * 2
+        z = y.view(2, 2)
+        y.relu_()
+        return z.reshape(1, 4) + y
 
     broken = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     with torch.no_grad():
         broken[1].weight[0, 0] = float("nan")
     half = nn.Sequential(nn.Linear(4, 4)).bfloat16()
     for error, message, model in (
-        (UnsupportedError, r"Branching", Branching()),
-        (VerificationError, "other outputs than the model", Outside()),
-        (UnsupportedError, "in place", Aliased()),
+        (UnsupportedError, "Forward", torch_module(lambda x: x * 2 if x.sum() > 0 else x)),
+        (VerificationError, "other outputs", torch_module(lambda x: x * next(calls))),
+        (UnsupportedError, "in place", torch_module(change_in_place)),
         (UnsupportedError, r"1 Softplus", nn.Sequential(nn.Linear(4, 4), nn.Softplus())),
         (ConfigurationError, "training mode", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))),
         (ConfigurationError, r"1\.weight", broken),
-        (UnsupportedError, r"0\.weight is bfloat16.*not covered", half),
+        (UnsupportedError, r"0\.weight is bfloat16.*do not cover", half),
         (UnsupportedError, "a plain function", lambda x: x),
     ):
         with pytest.raises(error, match=message):
@@ -315,28 +313,17 @@ HIDDEN: dict[str, Callable[[Any, Any], Any]] = {
 def test_what_no_primitive_of_torch_shows_is_refused(way: str) -> None:
     """Each of them computes x or x + 1 around 0, and something else above 5."""
     torch: Any = pytest.importorskip("torch")
-
-    class Hidden(torch.nn.Module):  # type: ignore[misc]
-        def forward(self, x: Any) -> Any:
-            return HIDDEN[way](torch, x)
-
     with pytest.raises(UnsupportedError, match="proofs do not take"):
-        lower(Hidden().eval(), (2,))
+        lower(torch_module(lambda x: HIDDEN[way](torch, x)), (2,))
 
 
 def test_a_network_is_compared_with_its_module_in_the_region() -> None:
-    torch: Any = pytest.importorskip("torch")
-    seen: list[float] = []
-
-    class Hidden(torch.nn.Module):  # type: ignore[misc]
-        def forward(self, x: Any) -> Any:
-            return x + 1 + sum(seen)
-
-    model = Hidden().eval()
+    hidden: list[float] = []
+    model = torch_module(lambda x: x + 1 + sum(hidden))
 
     def look(module: Any, given: Any) -> None:
         numbers = np.frombuffer(bytes(given[0].untyped_storage()), np.float32)
-        seen[:] = [1.0] if numbers[0] > 5 else []
+        hidden[:] = [1.0] if numbers[0] > 5 else []
 
     model.register_forward_pre_hook(look)
     assert lower(model, (2,), over=box([0, 0], [4, 4])).network.outputs == 2
@@ -345,18 +332,9 @@ def test_a_network_is_compared_with_its_module_in_the_region() -> None:
 
 
 def test_a_scale_that_overflows_on_the_way_is_kept() -> None:
-    torch: Any = pytest.importorskip("torch")
-
-    class There(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self, scale: float) -> None:
-            super().__init__()
-            self.scale = scale
-
-        def forward(self, x: Any) -> Any:
-            return x * self.scale * (1 / self.scale)
-
-    sizes = [len(lower(There(scale).eval(), (2,)).network.nodes) for scale in (2.0, 2.0**100)]
-    assert sizes == [1, 2]
+    for scale, nodes in ((2.0, 1), (2.0**100, 2)):
+        model = torch_module(lambda x, scale=scale: x * scale * (1 / scale))
+        assert len(lower(model, (2,)).network.nodes) == nodes
 
 
 def test_modules_in_float64_are_lowered_and_wrong_shapes_refused() -> None:

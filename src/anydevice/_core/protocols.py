@@ -55,6 +55,14 @@ Padding = Sequence[tuple[int, int]]
 """The widths before and after, for each axis."""
 
 
+class Windows(NamedTuple):
+    """The windows of a convolution or a pooling, along each axis."""
+
+    stride: Sequence[int]
+    padding: Padding
+    dilation: Sequence[int]
+
+
 class Trace(Protocol):
     """The operations of one run of a model, as a library's tracer records them.
 
@@ -109,9 +117,7 @@ class Trace(Protocol):
         a: TracedTensor,
         weight: TracedTensor,
         bias: TracedTensor | None,
-        stride: Sequence[int],
-        padding: Padding,
-        dilation: Sequence[int],
+        windows: Windows,
         groups: int,
     ) -> TracedTensor:
         """Convolve (1, channels, …) with kernels (outputs, channels / groups, …)."""
@@ -121,9 +127,7 @@ class Trace(Protocol):
         kind: Literal["max", "mean", "sum"],
         a: TracedTensor,
         size: Sequence[int],
-        stride: Sequence[int],
-        padding: Padding,
-        dilation: Sequence[int] | None = None,
+        windows: Windows,
     ) -> TracedTensor:
         """Reduce each window over the last axes."""
 

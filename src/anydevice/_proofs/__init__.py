@@ -10,8 +10,8 @@
 3. `prove.py`: one search for each query. `search.py` is branch and bound; `bounds.py` has the
    bounds (IBP and CROWN); `neurons.py` splits ReLUs (β-CROWN); `lemmas.py` bounds neurons better;
    `attack.py` looks for counterexamples (PGD). `machines.py` is where they compute.
-4. `checking/`: the certificate that was found is checked, with NumPy alone and other code.
+4. `checking/`: the certificate is checked, with NumPy alone and none of the code above.
 5. `outcome.py`: the result as data. `claims.py` attaches a proof to a model.
 
-`certified.py` is a loss for training models of which something can be proved.
+`certified.py` is a loss that trains models whose robustness can be proved.
 """

@@ -1,4 +1,4 @@
-"""Counterexamples: looked for by gradients, confirmed in exact arithmetic."""
+"""The search for counterexamples by gradients; each is confirmed in exact arithmetic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice._proofs.checking.network import Network, Node, Query, outward
+from anydevice._proofs.checking.network import Network, Query, outward
 from anydevice._proofs.evaluation import FUNCTIONS
 
 Floats = npt.NDArray[np.float64]
@@ -19,16 +19,14 @@ Exact = tuple[Fraction, ...]
 _EXACT = ("", "relu", "square", "step")
 """Functions whose values at rationals are rational."""
 
-
 _PROMISING, _NEAR_STEPS = 16, 5
-"""The points of each batch of a search that are moved, and the steps of each."""
+"""The points of a batch that are moved, and the steps of each."""
 
 _LONG, _LONG_AFTER, _LONG_WORK = 2000, (6, 24, 96), 5e7
-"""Random points, tried after these batches of a search; points times weights stay below the last.
-"""
+"""Random points after these batches of a search, and the limit of points times weights."""
 
 _FEW, _SURVIVING = 64, 0.6
-"""Above `_FEW` points, each step goes on with this share, which has the smallest margins."""
+"""Above `_FEW` points, each step continues with this share, which has the smallest margins."""
 
 _ROUGH = 1e-3
 """The attack computes in float32 if margins are off by at most this part of the largest."""
@@ -61,12 +59,11 @@ class Attack:
         self.groups = int(self.group.max()) + 1
         self._columns = [np.flatnonzero(self.group == g) for g in range(self.groups)]
         self.violation: Violation | None = None
-        self._has_searched, self._calls = False, 0
+        self._calls = 0
         self._network, self._off = network, 0.0
 
     def search(self, starts: int = 64, steps: int = 24, seed: int = 0) -> Violation | None:
         """Take PGD steps from random points, on each group in turn."""
-        self._has_searched = True
         random = np.random.default_rng(seed)
         part = random.random((starts, len(self.low)))
         # Counterexamples are often on faces and corners: half of the points begin there.
@@ -81,18 +78,18 @@ class Attack:
     def near(self, points: Floats) -> Floats | None:
         """Return a counterexample among points, or near the most promising ones of them.
 
-        The first call tries random points before, and so do some later ones.
+        The first call tries random points before, and so do the calls of `_LONG_AFTER`.
         """
         self._calls += 1
-        if not self._has_searched:
+        if self._calls == 1:
             self.search()
         elif self._calls in _LONG_AFTER:
             weights = sum(w.size for node in self.network.nodes for w in node.weights)
             self.search(min(_LONG, max(64, int(_LONG_WORK / weights))), seed=self._calls)
         if self.violation is not None:
-            return np.array([float(number) for number in self.violation.x])
+            return _as_floats(self.violation.x)
         margins = self._margins(self._values(points)[-1])
-        point = self.refutes(points, margins)
+        point = self._first_violation(points, margins)
         if point is not None:
             return point
         best = np.argsort(np.nan_to_num(margins.min(1), nan=np.inf))[:_PROMISING]
@@ -105,7 +102,7 @@ class Attack:
         for i in range(steps):
             self.pause()
             margins, slopes = self._gradients(points, goal)
-            point = self.refutes(points, margins)
+            point = self._first_violation(points, margins)
             if point is not None:
                 return point
             if len(points) > _FEW:
@@ -114,12 +111,10 @@ class Attack:
                 points, slopes, goal = points[best], slopes[best], goal[best]
             away = np.sign(slopes) * wide * far * 0.85**i
             points = np.clip(points - away, self.low, self.high)
-        return self.refutes(points)
+        return self._first_violation(points, self._margins(self._values(points)[-1]))
 
-    def refutes(self, points: Floats, margins: Floats | None = None) -> Floats | None:
-        """Return the first of these points that is exactly a counterexample, and keep it."""
-        if margins is None:
-            margins = self._margins(self._values(points)[-1])
+    def _first_violation(self, points: Floats, margins: Floats) -> Floats | None:
+        """Return a point that is exactly a counterexample, and store its violation."""
         worst = np.where(np.isnan(margins), np.inf, margins).min(1)
         some = np.argpartition(worst, 2)[:3] if len(worst) > 3 else np.arange(len(worst))
         some = some[worst[some] <= self._off]
@@ -129,13 +124,12 @@ class Attack:
         worst = np.where(np.isnan(margins), np.inf, margins).min(1)
         for i in np.argsort(worst):
             if worst[i] <= 0:
-                violation = self.confirm(points[some[i]])
-                if violation is not None:
-                    self.violation = violation
-                    return np.array([float(number) for number in violation.x])
+                self.violation = self._violation_at(points[some[i]])
+                if self.violation is not None:
+                    return _as_floats(self.violation.x)
         return None
 
-    def confirm(self, point: Floats) -> Violation | None:
+    def _violation_at(self, point: Floats) -> Violation | None:
         """Return the violation at a point, moved into the exact box; `None` if there is none."""
         x = tuple(
             _inside(float(value), low, high)
@@ -145,8 +139,7 @@ class Attack:
         if is_exact:
             y = exact_outputs(self.network, x)
         else:
-            point = np.array([[float(number) for number in x]])
-            values = self._values(point, self.network)[-1][0]
+            values = self._values(_as_floats(x)[None], self.network)[-1][0]
             if not np.isfinite(values).all():
                 return None
             y = tuple(Fraction(float(value)) for value in values)
@@ -155,7 +148,7 @@ class Attack:
         return None if amount is None else Violation(x, y, amount, is_exact)
 
     def _narrow(self, points: Floats) -> None:
-        """Compute in float32 from here on, if that is close enough at these points."""
+        """Compute in float32 from now on, if that is close enough at these points."""
         self._network, self._off = self.network, 0.0
         if any(node.function not in _EXACT for node in self.network.nodes):
             return
@@ -183,18 +176,14 @@ class Attack:
         values, self._arguments = [points.astype(network.nodes[0].bias.dtype)], []
         with np.errstate(all="ignore"):
             for node in network.nodes:
-                z = self._sum(node, values)
+                z: Any = None
+                for i, weight in zip(node.inputs, node.weights, strict=True):
+                    part = values[i] * weight if weight.ndim == 1 else values[i] @ weight.T
+                    z = part if z is None else z + part
+                z += node.bias
                 self._arguments.append(z)
                 values.append(FUNCTIONS[node.function](z))
         return values
-
-    def _sum(self, node: Node, values: list[Any]) -> Any:
-        total: Any = None
-        for i, weight in zip(node.inputs, node.weights, strict=True):
-            part = values[i] * weight if weight.ndim == 1 else values[i] @ weight.T
-            total = part if total is None else total + part
-        total += node.bias
-        return total
 
     def _margins(self, outputs: Any) -> Floats:
         """Return the largest row of each group: the outputs are bad if it is <= 0."""
@@ -219,8 +208,7 @@ class Attack:
                 for i, weight in zip(node.inputs, node.weights, strict=True):
                     part = row * weight if weight.ndim == 1 else row @ weight
                     slopes[i] = slopes[i] + part if i in slopes else part
-        margins = np.stack([rows[:, columns].max(1) for columns in self._columns], 1)
-        return margins, np.nan_to_num(slopes[0])
+        return self._margins(values[-1]), np.nan_to_num(slopes[0])
 
 
 def _slope(function: str, z: Floats) -> Any:
@@ -231,19 +219,21 @@ def _slope(function: str, z: Floats) -> Any:
     return np.asarray((FUNCTIONS[function](z + away) - FUNCTIONS[function](z - away)) / (2 * away))
 
 
+def _as_floats(numbers: Exact) -> Floats:
+    return np.array([float(number) for number in numbers])
+
+
 def _inside(value: float, low: Fraction, high: Fraction) -> Fraction:
     """Return a float32 near a number and between two rationals, else a float64, else `low`."""
     for kind in (np.float32, np.float64):
         with np.errstate(over="ignore"):
             near = kind(value)
-            if np.isfinite(near) and Fraction(float(near)) > high:
-                near = np.nextafter(kind(float(high)), kind(-np.inf))
-                up = np.nextafter(near, kind(np.inf))
-                near = up if Fraction(float(up)) <= high else near
-            elif np.isfinite(near) and Fraction(float(near)) < low:
-                near = np.nextafter(kind(float(low)), kind(np.inf))
-                down = np.nextafter(near, kind(-np.inf))
-                near = down if Fraction(float(down)) >= low else near
+            if np.isfinite(near) and not low <= Fraction(float(near)) <= high:
+                is_above = Fraction(float(near)) > high
+                end, inward = (float(high), -np.inf) if is_above else (float(low), np.inf)
+                edge = kind(end)
+                is_inside = low <= Fraction(float(edge)) <= high if np.isfinite(edge) else False
+                near = edge if is_inside else np.nextafter(edge, kind(inward))
         if np.isfinite(near) and low <= Fraction(float(near)) <= high:
             return Fraction(float(near))
     return low

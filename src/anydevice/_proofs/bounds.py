@@ -44,14 +44,14 @@ _SLACK = 1.02
 class PlacedNode(NamedTuple):
     """A node of a network as bounds need it.
 
-    `turned` are the transposed weights, and `sizes` their magnitudes. `back` and `forth` bound the
-    relative rounding of a backward and a forward step, `run` that of an execution of the network
-    and of inexact weights, `floor` the loss if small numbers are flushed to zero.
+    `sizes` are the magnitudes of the transposed weights. `back` and `forth` bound the relative
+    rounding of a backward and a forward step, `run` the errors of an execution of the network and
+    of inexact weights, `floor` the loss if small numbers are flushed to zero.
     """
 
     inputs: tuple[int, ...]
     weights: tuple[DeviceArray, ...]
-    turned: tuple[DeviceArray, ...]
+    transposed: tuple[DeviceArray, ...]
     sizes: tuple[DeviceArray, ...]
     bias: DeviceArray
     size_of_bias: DeviceArray
@@ -144,17 +144,15 @@ def without(net: Prepared, live: Live) -> Prepared:
         if its is None and all(neurons is None for neurons in before):
             steps.append(step)
             continue
-        weights = tuple(part(w, its, b) for w, b in zip(step.weights, before, strict=True))
-        turned = tuple(part(w, b, its) for w, b in zip(step.turned, before, strict=True))
-        sizes = tuple(part(w, b, its) for w, b in zip(step.sizes, before, strict=True))
-        biases = [part(b, its, None) for b in (step.bias, step.size_of_bias)]
         steps.append(
             step._replace(
-                weights=weights,
-                turned=turned,
-                sizes=sizes,
-                bias=biases[0],
-                size_of_bias=biases[1],
+                weights=tuple(part(w, its, b) for w, b in zip(step.weights, before, strict=True)),
+                transposed=tuple(
+                    part(w, b, its) for w, b in zip(step.transposed, before, strict=True)
+                ),
+                sizes=tuple(part(w, b, its) for w, b in zip(step.sizes, before, strict=True)),
+                bias=part(step.bias, its, None),
+                size_of_bias=part(step.size_of_bias, its, None),
                 size=step.size if its is None else len(its),
             )
         )
@@ -297,7 +295,9 @@ class LinearBounds:
         xp, net = self.xp, self.net
         linear, tiny = net.linear, net.machine.tiny
         used = [self._forms[i] for i in step.inputs]
-        middle: Any = sum(self._times(f.middle, w) for f, w in zip(used, step.turned, strict=True))
+        middle: Any = sum(
+            self._times(f.middle, w) for f, w in zip(used, step.transposed, strict=True)
+        )
         spread: Any = sum(self._times(f.spread, w) for f, w in zip(used, step.sizes, strict=True))
         sizes = _row(xp, spread, linear + 1) + step.size_of_bias
         reach = _row(xp, spread, linear + 2) + step.size_of_bias
@@ -356,11 +356,10 @@ class LinearBounds:
         if not step.function:
             one, zero = low * 0 + 1, low * 0
             return Relaxation(TwoLines(one, zero, one, zero), low, high)
-        curve = smooth_curve(
-            step.function, machine.host(low), machine.host(high), self.net.executed
-        )
-        *lines, least, most = (machine.place(np.asarray(x)) for x in (*curve.lines, *curve[1:]))
-        return Relaxation(TwoLines(*lines), least, most)
+        least, most = (np.asarray(machine.host(end), np.float64) for end in (low, high))
+        curve = _smooth_curve(step.function, least, most, self.net.executed)
+        *lines, lowest, highest = (machine.place(np.asarray(x)) for x in (*curve.lines, *curve[1:]))
+        return Relaxation(TwoLines(*lines), lowest, highest)
 
     def _form(self, before: _Functions, curve: Relaxation, largest: DeviceArray) -> Form:
         """Return the linear functions behind a node's own function, or the intervals."""
@@ -392,7 +391,9 @@ class LinearBounds:
     ) -> _Tighter | None:
         """Bound by substitution the neurons that the forward functions leave open (CROWN)."""
         machine, xp, rows = self.net.machine, self.xp, self.net.machine.rows // 2
-        is_open = machine.host(open_neurons(xp, step.function, low, high))
+        # Better bounds help ReLUs that are neither on nor off, and all other functions.
+        is_relu = step.function == "relu"
+        is_open = machine.host(xp.logical_and(low < 0, high > 0) if is_relu else low < high)
         box, neuron = np.nonzero(is_open)
         self.pairs += len(box)
         if not len(box):
@@ -420,7 +421,7 @@ class LinearBounds:
     def _use_tighter(
         self, tighter: _Tighter, lower: DeviceArray, upper: DeviceArray, bias: DeviceArray
     ) -> tuple[DeviceArray, DeviceArray]:
-        """Return the forward functions, with those of substitution if these are tighter."""
+        """Replace forward functions by the functions of substitution where these are tighter."""
         xp, linear = self.xp, self.net.linear
         boxes, _, size = lower.shape
         radius = xp.reshape(self.radius, (boxes, linear, 1))
@@ -459,10 +460,10 @@ class LinearBounds:
         twice = xp.concat([where, where], 0)
         constant, errors = xp.concat([bias, -bias], 0), xp.concat([error, error], 0)
         bounds = self.substitute(pending, constant, errors, twice)
-        half = len(box)
-        lower, upper = (xp.slice_axis(bounds.low, 0, k * half, k * half + count) for k in range(2))
-        rising, falling = (
-            xp.slice_axis(bounds.slopes, 0, k * half, k * half + count) for k in range(2)
+        lower, upper, rising, falling = (
+            xp.slice_axis(array, 0, start, start + count)
+            for array in (bounds.low, bounds.slopes)
+            for start in (0, len(box))
         )
         return lower, -upper, rising, -falling
 
@@ -478,10 +479,10 @@ class LinearBounds:
         """Bound sums `coefficients @ values of nodes + constant - error` from below, one a row.
 
         `pending` has the coefficients by node, and `box` the box of each row. `own` has lines of
-        rows, instead of those of the box.
+        rows, which replace the lines of their boxes.
         """
         xp, net, dot = self.xp, self.net, self.net.machine.dot
-        kept: dict[int, DeviceArray] = {}
+        row_of_node: dict[int, DeviceArray] = {}
         unit = net.machine.unit
         # The loss if numbers near zero are flushed
         floor = (self.total + 1.0) * (net.terms * net.machine.tiny)
@@ -492,7 +493,7 @@ class LinearBounds:
             row = pending.pop(number)
             step, layer = net.steps[number - 1], self.layers[number - 1]
             if keep:
-                kept[number] = row
+                row_of_node[number] = row
             size = abs(constant)
             lines: TwoLines | None
             of_rows = own.get(number) if own else None
@@ -519,7 +520,7 @@ class LinearBounds:
             error = error + size * step.back + dot(abs(row), off)
             constant = constant + times_vector(xp, row, step.bias)
             for i, weight in zip(step.inputs, step.weights, strict=True):
-                passed = xp.matmul(row, weight) if len(weight.shape) == 2 else row * weight
+                passed = times_weight(xp, row, weight)
                 if i in pending:
                     passed = passed + pending[i]
                     error = error + 2 * unit * dot(abs(passed), xp.take(self.largest[i], box))
@@ -532,24 +533,29 @@ class LinearBounds:
             dot(size, abs(centre)) + around + abs(constant)
         )
         nominal = dot(slopes, centre) - around + constant
-        return LowerBounds(nominal - _SLACK * error, nominal, slopes, constant, kept)
+        return LowerBounds(nominal - _SLACK * error, nominal, slopes, constant, row_of_node)
 
     def rows_below(
         self,
-        rows: DeviceArray,
-        constants: DeviceArray,
-        box: DeviceArray,
+        rows: Host,
+        constants: Host,
+        box: Host,
         keep: bool = False,
         own: Mapping[int, NodeLines] | None = None,
     ) -> LowerBounds:
-        """Bound `rows @ outputs + constants` from below."""
-        last = len(self.net.steps)
-        size = self.net.machine.dot(abs(rows), self.xp.take(self.largest[last], box))
-        error = self.net.gamma(8) * (size + abs(constants))
-        return self.substitute({last: rows}, constants, error, box, keep, own)
+        """Bound `rows @ outputs + constants` from below, each row over its box."""
+        last, machine = len(self.net.steps), self.net.machine
+        placed, constant, where = (
+            machine.place(rows),
+            machine.place(constants),
+            machine.indices(box),
+        )
+        size = machine.dot(abs(placed), self.xp.take(self.largest[last], where))
+        error = self.net.gamma(8) * (size + abs(constant))
+        return self.substitute({last: placed}, constant, error, where, keep, own)
 
     def live(self) -> dict[int, Host]:
-        """Return the neurons that may be on, for nodes of which some are always off."""
+        """Return the neurons that may be on, for nodes that have neurons that are always off."""
         steps, host = self.net.steps, self.net.machine.host
         diagonal = {
             n
@@ -602,12 +608,9 @@ class LinearBounds:
 
     def _times(self, rows: DeviceArray, weight: DeviceArray) -> DeviceArray:
         """Multiply (boxes, rows, inputs) with a matrix (inputs, outputs) or a diagonal."""
-        if len(weight.shape) == 1:
-            scaled: DeviceArray = rows * weight
-            return scaled
         boxes, count, inputs = rows.shape
-        flat = self.xp.matmul(self.xp.reshape(rows, (boxes * count, inputs)), weight)
-        return self.xp.reshape(flat, (boxes, count, weight.shape[1]))
+        flat = times_weight(self.xp, self.xp.reshape(rows, (boxes * count, inputs)), weight)
+        return self.xp.reshape(flat, (boxes, count, weight.shape[-1]))
 
 
 class _Tighter(NamedTuple):
@@ -667,6 +670,12 @@ def _with_last(xp: ArrayOps, x: DeviceArray, last: DeviceArray) -> DeviceArray:
     return xp.concat([xp.slice_axis(x, 1, 0, rows - 1), end], 1) if rows > 1 else end
 
 
+def times_weight(xp: ArrayOps, rows: DeviceArray, weight: DeviceArray) -> DeviceArray:
+    """Multiply rows with a matrix, or with a diagonal."""
+    product: DeviceArray = xp.matmul(rows, weight) if len(weight.shape) == 2 else rows * weight
+    return product
+
+
 def times_vector(xp: ArrayOps, rows: DeviceArray, vector: DeviceArray) -> DeviceArray:
     """Return `rows @ vector`."""
     return xp.reshape(xp.matmul(rows, xp.reshape(vector, (vector.shape[0], 1))), (rows.shape[0],))
@@ -695,23 +704,18 @@ def relu_curve(
     return Relaxation(lines, xp.maximum(low, nothing), most)
 
 
-def open_neurons(xp: ArrayOps, function: str, low: DeviceArray, high: DeviceArray) -> DeviceArray:
-    """Whether better bounds would help each neuron: ReLUs neither on nor off, and all others."""
-    return xp.logical_and(low < 0, high > 0) if function == "relu" else low < high
-
-
-def smooth_curve(function: str, low: Any, high: Any, executed: bool) -> Relaxation:
+def _smooth_curve(function: str, low: Host, high: Host, executed: bool) -> Relaxation:
     """Return tangents and chords of a smooth function, in float64 on the host.
 
-    They are those of the checker, on which a proof depends in any case.
+    The checker computes the same lines, and a proof depends on them in any case.
     """
-    low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
     with np.errstate(all="ignore"):
         pair = smooth.lines(function, low, high, executed)
         floor = np.zeros_like(low) if pair.floor is None else pair.floor
-        size = abs(pair.below) * np.maximum(abs(low), abs(high)) + abs(floor)
+        reach = np.maximum(abs(low), abs(high))
+        size = abs(pair.below) * reach + abs(floor)
         least = np.minimum(pair.below * low, pair.below * high) + floor - size * 1e-14
-        size = abs(pair.above) * np.maximum(abs(low), abs(high)) + abs(pair.ceiling)
+        size = abs(pair.above) * reach + abs(pair.ceiling)
         most = np.maximum(pair.above * low, pair.above * high) + pair.ceiling + size * 1e-14
         least, most = np.maximum(least, -pair.size), np.minimum(most, pair.size)
     return Relaxation(TwoLines(pair.below, floor, pair.above, pair.ceiling), least, most)

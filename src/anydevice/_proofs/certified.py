@@ -46,8 +46,14 @@ class Certified(LayerLoss):
     ) -> tuple[Array, Array]:
         """Return the loss of a batch, and its outputs."""
         _check_layers(layer, layer.root)
-        ramped = self._ramp_share(run)
-        radius = ops.multiply(ramped, self.eps) if _is_array(ramped) else ramped * self.eps
+        ramped: Any = 1.0  # the progress of the ramp, from 0 to 1; 1 outside of a training
+        if run.training and self.ramp:
+            step: Any = run.step
+            if hasattr(step, "shape"):
+                ramped = ops.minimum(ops.astype(step, "float32") * (1 / self.ramp), 1.0)
+            else:
+                ramped = min(1.0, step / self.ramp)
+        radius = ramped * self.eps
         ends = [ops.subtract(x, radius), ops.add(x, radius)]
         if isfinite(self.low):
             ends = [ops.maximum(end, self.low) for end in ends]
@@ -59,18 +65,8 @@ class Certified(LayerLoss):
         is_target = ops.astype(ops.one_hot(y, output.x.shape[-1]), "float32")
         spread = ops.multiply(is_target, ops.subtract(output.low, output.high))
         worst = self.loss(ops.add(output.high, spread), y)
-        share = ops.multiply(ramped, self.share) if _is_array(ramped) else ramped * self.share
-        weighted = ops.multiply(plain, ops.subtract(1.0, share) if _is_array(share) else 1 - share)
-        return ops.add(weighted, ops.multiply(worst, share)), output.x
-
-    def _ramp_share(self, run: Run) -> Any:
-        """Return the progress of the ramp, from 0 to 1; 1 outside of a training."""
-        if not run.training or not self.ramp:
-            return 1.0
-        step: Any = run.step
-        if not _is_array(step):
-            return min(1.0, step / self.ramp)
-        return ops.minimum(ops.multiply(ops.astype(step, "float32"), 1 / self.ramp), 1.0)
+        share = ramped * self.share
+        return ops.add(ops.multiply(plain, 1 - share), ops.multiply(worst, share)), output.x
 
 
 def certified(
@@ -247,7 +243,3 @@ def _check_layers(layer: Layer, path: str) -> None:
         )
     for step, part in layer.parts:
         _check_layers(part, path + step)
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape")

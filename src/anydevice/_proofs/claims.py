@@ -70,7 +70,7 @@ class Claim(Record):
         return leaves
 
     def checked(self, model: Any) -> str:
-        """Check the claim, and say in words what is proved; one without certificates is proved."""
+        """Check the claim, and describe the proof; a claim without certificates is proved first."""
         claim = self if self.certificates else self.proved(model)
         leaves = claim.check(model)
         size = format_size(sum(map(len, claim.certificates)))
@@ -102,7 +102,7 @@ class Claim(Record):
 
 
 def claim(
-    property: Property,  # noqa: A002 - what it is
+    property: Property,  # noqa: A002 - the word for it
     over: Region,
     *,
     precision: str = "float32",

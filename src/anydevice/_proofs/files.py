@@ -86,11 +86,8 @@ def check(
 
 def _compares(query: Query) -> bool:
     """Whether each row says which of two outputs is larger."""
-    rows: Sequence[Sequence[object]] = [
-        sorted(number for number in row if number) for row in query.coefficients
-    ]
-    pairs = all(len(row) == 2 and row[0] == -row[1] for row in rows)  # type: ignore[operator]
-    return pairs and not any(query.constants)
+    rows = [[number for number in row if number] for row in query.coefficients]
+    return not any(query.constants) and all(len(row) == 2 and not sum(row) for row in rows)
 
 
 def _read_bytes(path: str | Path) -> bytes:

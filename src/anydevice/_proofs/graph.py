@@ -7,13 +7,15 @@ slicing and joining are done on this array and cost the network nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from math import frexp, prod
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
+from anydevice._core.protocols import Windows
 from anydevice._core.record import Record
 from anydevice._core.text import format_size
 from anydevice._nn.layer import Shape
@@ -21,6 +23,7 @@ from anydevice._proofs.checking.network import Floats, Network, Node
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 Cells = npt.NDArray[np.int64]
+Numbers = Floats | float
 NO_CELL = -1
 """A zero, such as the padding of an image."""
 
@@ -34,9 +37,7 @@ _BY_COLUMN = 4
 """Sums of at most this number of terms are stored term by term: most of these are diagonal."""
 
 _NORM_ROUNDINGS = 12
-"""Roundings of `weight * rsqrt(variance + eps)` in float32, with 4 ulp for the root, and its use.
-"""
-
+"""Roundings of `x * weight * rsqrt(variance + eps)` in float32, with 4 ulp for the root."""
 
 INSTEAD = (
     "proofs take dense and convolutional layers, poolings, batch norm, residual sums, "
@@ -57,6 +58,13 @@ class LoweredModel(Record):
     dropped: str = ""
 
 
+class SumError(TypedDict, total=False):
+    """The error of a node's sum, as a `Node` states it; both numbers are 0 by default."""
+
+    roundings: int
+    inexact: float
+
+
 class Builder:
     """A network while it is built; `path` names the layer that is lowered, for errors."""
 
@@ -72,12 +80,10 @@ class Builder:
     def rows(
         self,
         cells: Cells,
-        weights: Floats | float,
-        bias: Floats | float = 0.0,
+        weights: Numbers,
+        bias: Numbers = 0.0,
         function: str = "",
-        *,
-        roundings: int = 0,
-        inexact: float = 0.0,
+        **error: Unpack[SumError],
     ) -> Cells:
         """Add a node with `sum over k of weights[r, k] * cells[r, k], + bias[r]` for each row r.
 
@@ -89,12 +95,9 @@ class Builder:
         size = len(np.broadcast_to(weights, np.broadcast_shapes(cells.shape, weights.shape)))
         offset = np.ascontiguousarray(np.broadcast_to(np.asarray(bias, np.float64), (size,)))
         self._refuse_nonfinite(weights, offset)
-        inputs, matrices = [], []
-        for number, matrix in self._merge(self._terms(cells, weights, size)):
-            inputs.append(number)
-            matrices.append(matrix)
-        node = Node(tuple(inputs), tuple(matrices), offset, function, roundings, inexact)
-        return self._append(node)
+        terms = self._merge(self._terms(cells, weights, size))
+        inputs, matrices = tuple([n for n, _ in terms]), tuple([matrix for _, matrix in terms])
+        return self._append(Node(inputs, matrices, offset, function, **error))
 
     def _append(self, node: Node) -> Cells:
         self._nodes.append(node)
@@ -108,21 +111,14 @@ class Builder:
         return self.rows(unique[:, None], 1.0, 0.0, name)[index].reshape(cells.shape)
 
     def affine(
-        self,
-        cells: Cells,
-        scale: Floats | float = 1.0,
-        shift: Floats | float = 0.0,
-        *,
-        roundings: int = 0,
-        inexact: float = 0.0,
+        self, cells: Cells, scale: Numbers = 1.0, shift: Numbers = 0.0, **error: Unpack[SumError]
     ) -> Cells:
         """Return `scale * cell + shift` for each cell; both broadcast."""
         shape = np.broadcast_shapes(cells.shape, np.shape(scale), np.shape(shift))
         scales = np.broadcast_to(np.asarray(scale, np.float64), shape).reshape(-1, 1)
         shifts = np.broadcast_to(np.asarray(shift, np.float64), shape).reshape(-1)
         column = np.broadcast_to(cells, shape).reshape(-1, 1)
-        new = self.rows(column, scales, shifts, roundings=roundings, inexact=inexact)
-        return new.reshape(shape)
+        return self.rows(column, scales, shifts, **error).reshape(shape)
 
     def shift(
         self, cells: Cells, shift: Floats, *, roundings: int = 0, inexact: float = 0.0
@@ -140,9 +136,7 @@ class Builder:
         bias = np.zeros(size)
         bias[columns] = shift.reshape(-1)
         node = node._replace(
-            bias=bias,
-            roundings=node.roundings + roundings,
-            inexact=max(node.inexact, inexact),
+            bias=bias, roundings=node.roundings + roundings, inexact=max(node.inexact, inexact)
         )
         return self._append(node)[columns].reshape(cells.shape)
 
@@ -151,17 +145,13 @@ class Builder:
         parts: list[tuple[float, Cells]],
         function: str = "",
         shift: float = 0.0,
-        *,
-        roundings: int = 0,
-        inexact: float = 0.0,
+        **error: Unpack[SumError],
     ) -> Cells:
         """Return the sum of tensors times a number each; their shapes broadcast."""
         shape = np.broadcast_shapes(*[cells.shape for _, cells in parts])
         columns = [np.broadcast_to(cells, shape).reshape(-1) for _, cells in parts]
         weights = np.broadcast_to([scale for scale, _ in parts], (prod(shape), len(parts)))
-        stacked = np.stack(columns, -1)
-        total = self.rows(stacked, weights, shift, function, roundings=roundings, inexact=inexact)
-        return total.reshape(shape)
+        return self.rows(np.stack(columns, -1), weights, shift, function, **error).reshape(shape)
 
     def constant(self, values: Floats, inexact: float = 0.0) -> Cells:
         """Return cells that are the same for every input."""
@@ -179,10 +169,7 @@ class Builder:
         extra: int = 0,
         inexact: float = 0.0,
     ) -> Cells:
-        """Return `x · weightᵀ + bias` over the last axis.
-
-        `extra` is 1 if float32 rounds the weights.
-        """
+        """Return `x · weightᵀ + bias` of the last axis; `extra` is 1 if float32 rounds weights."""
         outputs, inputs = weight.shape
         examples = cells.reshape(-1, inputs)
         offset = np.zeros(outputs) if bias is None else bias
@@ -197,33 +184,25 @@ class Builder:
         cells: Cells,
         weight: Floats,
         bias: Floats | None,
-        stride: tuple[int, ...],
-        padding: tuple[tuple[int, int], ...],
-        dilation: tuple[int, ...] | None = None,
+        windows: Windows,
         groups: int = 1,
         extra: int = 0,
     ) -> Cells:
         """Convolve cells (channels, …) with kernels (outputs, channels / groups, …)."""
-        padded = np.pad(cells, ((0, 0), *padding), constant_values=NO_CELL)
-        windows = windows_of(padded, weight.shape[2:], stride, dilation)
-        sizes = windows.shape[1 : 1 + len(stride)]
-        outputs, channels = weight.shape[:2]
+        elements = windows_of(cells, weight.shape[2:], windows)
+        axes, (outputs, channels) = weight.ndim - 2, weight.shape[:2]
+        sizes = elements.shape[1 : 1 + axes]
         terms = channels * prod(weight.shape[2:])
-        blocks = []
+        rows, weights = [], []
         for group in range(groups):
-            mine = windows[group * channels : (group + 1) * channels]
-            patches = np.moveaxis(mine, 0, len(stride)).reshape(prod(sizes), terms)
+            mine = elements[group * channels : (group + 1) * channels]
+            patches = np.moveaxis(mine, 0, axes).reshape(prod(sizes), terms)
             kernels = weight[group * outputs // groups : (group + 1) * outputs // groups]
-            rows = np.tile(patches, (len(kernels), 1))
-            flat = np.repeat(kernels.reshape(len(kernels), terms), prod(sizes), axis=0)
-            blocks.append((rows, flat))
-        offset = np.zeros(outputs) if bias is None else bias
-        y = self.rows(
-            np.concatenate([rows for rows, _ in blocks]),
-            np.concatenate([flat for _, flat in blocks]),
-            np.repeat(offset, prod(sizes)),
-            roundings=terms + 1 + extra,
-        )
+            rows.append(np.tile(patches, (len(kernels), 1)))
+            weights.append(np.repeat(kernels.reshape(len(kernels), terms), prod(sizes), axis=0))
+        offset = np.repeat(np.zeros(outputs) if bias is None else bias, prod(sizes))
+        roundings = terms + 1 + extra
+        y = self.rows(np.concatenate(rows), np.concatenate(weights), offset, roundings=roundings)
         return y.reshape(outputs, *sizes)
 
     def mean(self, windows: Cells) -> Cells:
@@ -269,26 +248,31 @@ class Builder:
 
         Both limits are `high - relu(high - low - relu(x - low))`, so that intervals stay within.
         """
-        if low is not None and high is not None:
-            above = self.combine([(1.0, cells)], "relu", -low, roundings=_roundings_of(low))
-            room, lost = high - low, _roundings_of(low) + _roundings_of(high)
+        if low is not None:
+            above = self.combine([(1.0, cells)], "relu", -low, roundings=rounds(low))
+            if high is None:
+                return above if low == 0 else self.combine([(1.0, above)], "", low)
+            room, lost = high - low, rounds(low) + rounds(high)
             inexact = ROUNDED if low else 0.0
             rest = self.combine([(-1.0, above)], "relu", room, roundings=lost, inexact=inexact)
-            return self.combine([(-1.0, rest)], "", high, roundings=_roundings_of(high))
-        if low is not None:
-            above = self.combine([(1.0, cells)], "relu", -low, roundings=_roundings_of(low))
-            return above if low == 0 else self.combine([(1.0, above)], "", low)
+            return self.combine([(-1.0, rest)], "", high, roundings=rounds(high))
         if high is not None:
-            rest = self.combine([(-1.0, cells)], "relu", high, roundings=_roundings_of(high))
+            rest = self.combine([(-1.0, cells)], "relu", high, roundings=rounds(high))
             return self.combine([(-1.0, rest)], "", high)
         return cells
 
     def normalize(
-        self, cells: Cells, scale: Floats, mean: Floats, bias: Floats, inexact: float = ROUNDED
+        self, cells: Cells, weight: Floats, bias: Floats, mean: Floats, variance: Floats, eps: float
     ) -> Cells:
-        """Return `(x - mean) * scale + bias`, for executions as `x * scale + (…)`, too."""
-        centred = self.affine(cells, 1.0, -mean, roundings=_NORM_ROUNDINGS)
-        return self.affine(centred, scale, bias, roundings=_NORM_ROUNDINGS, inexact=inexact)
+        """Return `(x - mean) * weight / sqrt(variance + eps) + bias` of (channels, …).
+
+        The roundings also cover an execution as `x * scale + shift`.
+        """
+        over = (-1, *[1] * (cells.ndim - 1))
+        scale = (weight / np.sqrt(variance + eps)).reshape(over)
+        centred = self.affine(cells, 1.0, -mean.reshape(over), roundings=_NORM_ROUNDINGS)
+        shift = bias.reshape(over)
+        return self.affine(centred, scale, shift, roundings=_NORM_ROUNDINGS, inexact=ROUNDED)
 
     def product(self, a: Cells, b: Cells) -> Cells:
         """Return `a * b`, element by element."""
@@ -346,26 +330,24 @@ class Builder:
         centre = np.eye(count) - 1 / count
         every, weights = np.repeat(rows, count, axis=0), np.tile(centre, (len(rows), 1))
         centred = self.rows(every, weights, roundings=2 * count + 6, inexact=ROUNDED)
-        return self._divide_by_rms(cells, rows, centred.reshape(rows.shape), weight, bias, eps)
+        y = self._divide_by_rms(rows, centred.reshape(rows.shape), eps)
+        if weight is not None or bias is not None:
+            scale, shift = (1.0 if weight is None else weight), (0.0 if bias is None else bias)
+            y = self.affine(y, scale, shift, roundings=4)
+        return y.reshape(cells.shape)
 
     def rms_norm(self, cells: Cells, weight: Floats | None, eps: float) -> Cells:
         """Normalize to root mean square 1 over the last axis, then scale."""
         rows = cells.reshape(-1, cells.shape[-1])
-        return self._divide_by_rms(cells, rows, rows, weight, None, eps)
+        y = self._divide_by_rms(rows, rows, eps)
+        y = y if weight is None else self.affine(y, weight, roundings=4)
+        return y.reshape(cells.shape)
 
-    def _divide_by_rms(
-        self,
-        cells: Cells,
-        rows: Cells,
-        centred: Cells,
-        weight: Floats | None,
-        bias: Floats | None,
-        eps: float,
-    ) -> Cells:
-        """Return `centred / sqrt(mean of centred² + eps)`, scaled and shifted.
+    def _divide_by_rms(self, rows: Cells, centred: Cells, eps: float) -> Cells:
+        """Return `centred / sqrt(mean of centred² + eps)`.
 
-        The squares of the cells themselves cancel, and count in the error: an execution may
-        compute a variance in one pass.
+        The squares of the rows themselves cancel, and count in the error: an execution may compute
+        a variance in one pass.
         """
         count = rows.shape[-1]
         squares, raw = self.function(centred, "square"), self.function(rows, "square")
@@ -375,12 +357,7 @@ class Builder:
         roundings = 2 * count + 8
         variance = self.rows(parts, weights, 0.0, "relu", roundings=roundings, inexact=ROUNDED)
         root = self.rows(variance[:, None], 1.0, eps, "rsqrt", roundings=3)
-        y = self.product(centred, root[:, None])
-        if weight is not None or bias is not None:
-            scale = np.ones(count) if weight is None else weight
-            shift = np.zeros(count) if bias is None else bias
-            y = self.affine(y, scale, shift, roundings=4)
-        return y.reshape(cells.shape)
+        return self.product(centred, root[:, None])
 
     def attention(self, q: Cells, k: Cells, v: Cells, scale: float, causal: bool) -> Cells:
         """Return `softmax(scale · q · kᵀ) · v` of (heads, tokens, size) each."""
@@ -450,7 +427,7 @@ class Builder:
             matrix[rows, columns] = factors[rows]
             yield number, matrix
 
-    def _merge(self, terms: Iterator[tuple[int, Floats]]) -> Iterator[tuple[int, Floats]]:
+    def _merge(self, terms: Iterator[tuple[int, Floats]]) -> list[tuple[int, Floats]]:
         """Add terms of one node whose nonzero numbers do not overlap, so that sums are exact."""
         merged: list[tuple[int, Floats]] = []
         for number, matrix in terms:
@@ -462,7 +439,7 @@ class Builder:
                     break
             else:
                 merged.append((number, matrix))
-        yield from merged
+        return merged
 
     def _size(self, number: int) -> int:
         return self._starts[number + 1] - self._starts[number]
@@ -486,29 +463,23 @@ class Builder:
             )
 
 
-def windows_of(
-    cells: Cells,
-    size: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...] | None = None,
-) -> Cells:
+def windows_of(cells: Cells, size: Sequence[int], windows: Windows) -> Cells:
     """Return the windows over the last axes: (…, windows along each axis, elements of each)."""
-    spread = (1,) * len(size) if dilation is None else dilation
+    widths = [(0, 0)] * (cells.ndim - len(size)) + list(windows.padding)
+    padded = np.pad(cells, widths, constant_values=NO_CELL)
+    spread = windows.dilation
     reach = tuple((length - 1) * step + 1 for length, step in zip(size, spread, strict=True))
     axes = tuple(range(cells.ndim - len(size), cells.ndim))
-    every = np.lib.stride_tricks.sliding_window_view(cells, reach, axes)
-    steps = [slice(None, None, step) for step in (*stride, *spread)]
-    windows: Cells = every[(Ellipsis, *steps)]  # type: ignore[arg-type]
-    return windows
+    every = np.lib.stride_tricks.sliding_window_view(padded, reach, axes)
+    steps = [slice(None, None, step) for step in (*windows.stride, *spread)]
+    elements: Cells = every[(Ellipsis, *steps)]  # type: ignore[arg-type]
+    return elements
 
 
 def simplify(network: Network) -> Network:
     """Drop nodes that the output does not need, and join functions with the node before."""
     nodes = list(_drop_unused(network.inputs, list(network.nodes)).nodes)
-    uses: dict[int, int] = {}
-    for node in nodes:
-        for number in node.inputs:
-            uses[number] = uses.get(number, 0) + 1
+    uses = Counter(number for node in nodes for number in node.inputs)
     for i, node in enumerate(nodes):
         if not node.function or not _copies_one(node):
             continue
@@ -548,27 +519,16 @@ def _repeats(cells: Cells) -> bool:
     return bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any())
 
 
-def _roundings_of(value: float) -> int:
-    """Return 1 if float32 does not hold this number, else 0."""
-    return int(float(np.float32(value)) != value)
-
-
 def refused(path: str, feature: str, instead: str = INSTEAD) -> UnsupportedError:
     """Return the error for a feature that proofs do not take."""
     return UnsupportedError(f"{path}: proofs do not take {feature}; {instead}")
 
 
-def rounds(values: Floats) -> bool:
-    """Whether float32 does not hold all of these numbers."""
+def rounds(values: Numbers) -> int:
+    """Return 1 if float32 does not hold all of these numbers, else 0."""
     with np.errstate(over="ignore"):
-        return not np.array_equal(values.astype(np.float32).astype(np.float64), values)
-
-
-def scale_of_norm(weight: Any, variance: Any, eps: float) -> Floats:
-    """Return `weight / sqrt(variance + eps)` in float64."""
-    wide = np.asarray(weight, np.float64), np.asarray(variance, np.float64)
-    result: Floats = wide[0] / np.sqrt(wide[1] + eps)
-    return result
+        narrow = np.asarray(values).astype(np.float32)
+    return int(not np.array_equal(narrow.astype(np.float64), values))
 
 
 # Networks of derivatives, for properties about slopes

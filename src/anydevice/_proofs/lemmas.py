@@ -48,7 +48,8 @@ class LemmaSet(NamedTuple):
 class LemmaSearch:
     """Finds lemmas about a network over a box, which is a centre and a radius, each (1, inputs).
 
-    The parts of a node take at most half of `memory` bytes. `parts` is the number of bounded ones.
+    The parts of a node take at most half of `memory` bytes. `tally` is called with the number of
+    parts that are bounded.
     """
 
     def __init__(
@@ -57,56 +58,45 @@ class LemmaSearch:
         fast: Prepared,
         box: tuple[Floats, Floats],
         memory: int = 2 << 30,
+        tally: Callable[[int], None] = lambda parts: None,
     ) -> None:
-        self.net, self.fast, self.box, self.memory = net, fast, box, memory
-        self.parts = 0
+        self.net, self.fast, self.box, self.memory, self.tally = net, fast, box, memory, tally
         self._sides: dict[int, _NeuronSides] = {}
 
     def run(self, effort: Effort, stop: Callable[[], bool]) -> LemmaSet:
-        """Find lemmas about all nodes behind the first in turn, until `stop` returns True.
-
-        `stop` is called before each batch of parts.
-        """
+        """Find lemmas about the nodes behind the first; `stop` is called before each batch."""
         lemmas: list[Lemma] = []
         known: dict[int, Any] = {}
         for number, step in enumerate(self.net.steps, 1):
             if step.function == "relu" and any(step.inputs) and not stop():
                 cases = self._cases(number, known)
                 if cases is not None:
-                    self._divide(cases, effort, stop)
+                    cases.divide(effort, stop)
                     result = cases.lemma()
                     if result is not None:
                         lemma, known[number] = result
                         lemmas.append(lemma)
         return LemmaSet(tuple(lemmas), known)
 
-    def _divide(self, cases: _NeuronSides, effort: Effort, stop: Callable[[], bool]) -> None:
-        before, already = self.parts, cases.neurons.parts
-
-        def count_and_stop() -> bool:
-            self.parts = before + cases.neurons.parts - already
-            return stop()
-
-        cases.divide(effort, count_and_stop)
-        count_and_stop()
-
     def _cases(self, number: int, known: KnownBounds) -> _NeuronSides | None:
         """Return the cases of the undecided neurons of a node; `None` if all are decided.
 
-        Those of an earlier run go on if nothing new is known of the nodes before.
+        The cases of an earlier run are continued if nothing new is known of the nodes before.
         """
         if not known and number in self._sides:
             return self._sides[number]
         net, fast = end_at(self.net, number), end_at(self.fast, number)
         relaxed = LinearBounds(net, *self.box, known=known)
-        place, size = net.machine.place, net.steps[-1].size
+        size = net.steps[-1].size
         rows = np.concatenate([np.eye(size), -np.eye(size)])
-        boxes = net.machine.indices(np.zeros(2 * size, np.int64))
-        plain = relaxed.rows_below(place(rows), place(np.zeros(2 * size)), boxes).low
+        plain = relaxed.rows_below(rows, np.zeros(2 * size), np.zeros(2 * size, np.int64)).low
         bounds = np.asarray(net.machine.host(plain), np.float64).reshape(2, size)
-        if not ((bounds < 0).all(0)).any():
+        undecided = np.flatnonzero((bounds < 0).all(0))
+        if not len(undecided):
             return None
-        cases = _NeuronSides(relaxed, fast, bounds, self.memory // 2)
+        cases = _NeuronSides(
+            Neurons(relaxed, fast, self.tally, undecided), bounds, self.memory // 2
+        )
         if not known:
             self._sides[number] = cases
         return cases
@@ -119,8 +109,8 @@ class _NeuronSides:
     each side, the lower ones first, and `parts` are their leaves, which take at most `room` bytes.
     """
 
-    def __init__(self, relaxed: LinearBounds, fast: Prepared, plain: Floats, room: int) -> None:
-        self.size, self.node = plain.shape[1], len(fast.steps)
+    def __init__(self, neurons: Neurons, plain: Floats, room: int) -> None:
+        self.neurons, self.size, self.node = neurons, plain.shape[1], len(neurons.fast.steps)
         self.undecided = np.flatnonzero((plain < 0).all(0))
         self.plain = plain[:, self.undecided].ravel()
         count = len(self.undecided)
@@ -128,7 +118,6 @@ class _NeuronSides:
         self.problems = Problems(
             np.zeros(2 * count, np.int64), np.concatenate([one, -one]), np.zeros(2 * count)
         )
-        self.neurons = Neurons(relaxed, fast, self.undecided)
         self.branches = [Branch() for _ in range(2 * count)]
         self.limit = min(_MAX_PARTS, room // (_BYTES * max(1, self.neurons.count)))
         self.rounds = 0

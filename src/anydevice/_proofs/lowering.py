@@ -12,10 +12,12 @@ from math import prod, sqrt
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from anydevice._arrays.move import to_device
 from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
+from anydevice._core.protocols import Windows
 from anydevice._core.trees import mapped
 from anydevice._libraries import registry
 from anydevice._libraries.base import ModelAdapter, host_array
@@ -26,25 +28,11 @@ from anydevice._nn.layer import Layer, Parameters, Shape
 from anydevice._nn.losses import _without as without_last
 from anydevice._nn.model import Model
 from anydevice._nn.recompute import Recomputed
-from anydevice._proofs.checking.network import Floats
 from anydevice._proofs.evaluation import evaluate
-from anydevice._proofs.graph import (
-    Builder,
-    Cells,
-    LoweredModel,
-    refused,
-    rounds,
-    scale_of_norm,
-    windows_of,
-)
+from anydevice._proofs.graph import Builder, Cells, LoweredModel, refused, rounds, windows_of
 from anydevice._proofs.properties import Region
 from anydevice._proofs.tracing import NetworkTrace
-from anydevice.errors import (
-    AnyDeviceError,
-    ConfigurationError,
-    UnsupportedError,
-    VerificationError,
-)
+from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError, VerificationError
 
 _LARGEST = 1e36
 """Only smaller numbers are compared: float32 overflows not far above."""
@@ -91,7 +79,7 @@ def lower(
             source="over=",
         )
     adapter.check_verifiable()
-    refuse_weights(adapter.weights())
+    _refuse_weights(adapter.weights())
     trace_output = registry.part(adapter.library, "trace").trace_output
     trace = NetworkTrace(shape)
     try:
@@ -123,15 +111,15 @@ def caller(adapter: ModelAdapter, shape: tuple[int, ...]) -> Callable[[Any], Any
     return run
 
 
-def refuse_weights(weights: Mapping[str, Any]) -> None:
-    """Raise an error with the first weight that is of 16 bits, or NaN or infinite."""
+def _refuse_weights(weights: Mapping[str, Any]) -> None:
+    """Raise an error that names the first weight of 16 bits, or with a NaN or an infinity."""
     for path, weight in weights.items():
         dtype = as_dtype(weight.dtype)
         if dtype.kind != "float":
             continue
         if dtype.bits < 32:
             raise UnsupportedError(
-                f"{path} is {dtype}, and what computes in 16 bits is not covered by proofs; "
+                f"{path} is {dtype}, and proofs do not cover computations in 16 bits; "
                 "convert the model to float32, and prove and run that"
             )
         if not np.isfinite(host_array(weight)).all():
@@ -141,7 +129,7 @@ def refuse_weights(weights: Mapping[str, Any]) -> None:
             )
 
 
-def _points(lowered: LoweredModel, over: Region | None) -> Floats:
+def _points(lowered: LoweredModel, over: Region | None) -> npt.NDArray[np.float32]:
     """Return points for the comparison: around 0, and corners and inner points of a region."""
     generator, inputs = np.random.default_rng(0), prod(lowered.input_shape)
     x = generator.uniform(-1, 1, (3, inputs))
@@ -153,10 +141,8 @@ def _points(lowered: LoweredModel, over: Region | None) -> Floats:
     return x.reshape(len(x), *lowered.input_shape).astype(np.float32)
 
 
-def _check_agrees(
-    lowered: LoweredModel, call: Callable[[Any], Any], over: Region | None = None
-) -> None:
-    """Raise `VerificationError` if the network is another function than the model."""
+def _check_agrees(lowered: LoweredModel, call: Callable[[Any], Any], over: Region | None) -> None:
+    """Raise `VerificationError` if the network gives other outputs than the model at some point."""
     x = _points(lowered, over)
     outputs, off = evaluate(lowered.network, x.reshape(len(x), -1).astype(np.float64))
     for row, expected, error in zip(x, outputs, off, strict=True):
@@ -193,8 +179,7 @@ def _lower_model(model: Model, shape: Shape | None, classes: bool) -> LoweredMod
             layer, dropped = without, "softmax"
     root = layer.root
     _refuse_layers(layer, root)
-    adapter = adapter_of(model)
-    refuse_weights(adapter.weights())
+    _refuse_weights(adapter_of(model).weights())
     graph = Builder(prod(model.input_shape))
     cells = np.arange(graph.inputs).reshape(model.input_shape)
     parameters = mapped(lambda x: np.asarray(host_array(x)), model.parameters)
@@ -230,40 +215,41 @@ def _lower_layer(
     return _LAYERS[type(layer)](graph, layer, parameters, cells)
 
 
-def weights_of(parameters: Parameters, *names: str) -> tuple[list[Any], int]:
+def _weights_of(parameters: Parameters, *names: str) -> tuple[list[Any], int]:
     """Return parameters in float64, `None` for missing ones, and 1 if float32 rounds some."""
     arrays = [parameters.get(name) for name in names]
     wide = [None if array is None else np.asarray(array, np.float64) for array in arrays]
-    return wide, int(any(rounds(array) for array in wide if array is not None))
+    return wide, max([rounds(array) for array in wide if array is not None], default=0)
 
 
 def _dense(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
-    (weight, bias), extra = weights_of(parameters, "weight", "bias")
-    return apply_activation(graph, graph.dense(cells, weight, bias, extra), layer.activation)
+    (weight, bias), extra = _weights_of(parameters, "weight", "bias")
+    return _apply_activation(graph, graph.dense(cells, weight, bias, extra), layer.activation)
 
 
 def _convolution(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
-    (weight, bias), extra = weights_of(parameters, "weight", "bias")
-    axes = weight.ndim - 2
-    stride, padding = _all_axes(layer.stride, axes), _all_axes(layer.padding, axes)
-    widths = tuple([(width, width) for width in padding])
-    y = graph.convolution(cells, weight, bias, stride, widths, extra=extra)
-    return apply_activation(graph, y, layer.activation)
+    (weight, bias), extra = _weights_of(parameters, "weight", "bias")
+    windows = _windows(weight.ndim - 2, layer.stride, layer.padding)
+    y = graph.convolution(cells, weight, bias, windows, extra=extra)
+    return _apply_activation(graph, y, layer.activation)
 
 
-def _all_axes(value: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
-    return (value,) * axes if isinstance(value, int) else value
+def _windows(
+    axes: int, stride: int | tuple[int, ...], padding: int | tuple[int, ...] = 0
+) -> Windows:
+    steps, widths = [(x,) * axes if isinstance(x, int) else x for x in (stride, padding)]
+    return Windows(steps, [(width, width) for width in widths], (1,) * axes)
 
 
 def _pool_windows(layer: Any, cells: Cells) -> Cells:
     """Return the windows of a pooling, with elements along the last axis."""
-    size = _all_axes(layer.size, 2)
-    windows = windows_of(cells, size, size if layer.stride is None else _all_axes(layer.stride, 2))
-    return windows.reshape(*windows.shape[:3], -1)
+    size = (layer.size,) * 2 if isinstance(layer.size, int) else layer.size
+    windows = _windows(2, size if layer.stride is None else layer.stride)
+    elements = windows_of(cells, size, windows)
+    return elements.reshape(*elements.shape[:3], -1)
 
 
-def apply_activation(graph: Builder, cells: Cells, name: str | None) -> Cells:
-    """Return the cells after an activation of `nn`."""
+def _apply_activation(graph: Builder, cells: Cells, name: str | None) -> Cells:
     return cells if name is None else _ACTIVATIONS[name](graph, cells)
 
 
@@ -278,19 +264,18 @@ _ACTIVATIONS: dict[str, Callable[[Builder, Cells], Cells]] = {
 
 
 def _batch_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
-    (weight, bias, mean, variance), _ = weights_of(parameters, "weight", "bias", "mean", "variance")
-    scale = scale_of_norm(weight, variance, layer.eps)
-    over = (-1, *[1] * (cells.ndim - 1))
-    return graph.normalize(cells, scale.reshape(over), mean.reshape(over), bias.reshape(over))
+    names = ("weight", "bias", "mean", "variance")
+    (weight, bias, mean, variance), _ = _weights_of(parameters, *names)
+    return graph.normalize(cells, weight, bias, mean, variance, layer.eps)
 
 
 def _layer_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
-    (weight, bias), _ = weights_of(parameters, "weight", "bias")
+    (weight, bias), _ = _weights_of(parameters, "weight", "bias")
     return graph.layer_norm(cells, weight, bias, layer.eps)
 
 
 def _position_embedding(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
-    (weight,), extra = weights_of(parameters, "weight")
+    (weight,), extra = _weights_of(parameters, "weight")
     return graph.affine(cells, 1.0, weight[: cells.shape[-2]], roundings=1 + extra)
 
 
@@ -310,7 +295,7 @@ def _residual(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: s
 
 
 def _attention(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
-    (qkv, output, qkv_bias, output_bias), extra = weights_of(
+    (qkv, output, qkv_bias, output_bias), extra = _weights_of(
         parameters, "qkv", "output", "qkv_bias", "output_bias"
     )
     tokens, size = cells.shape
@@ -328,7 +313,7 @@ def _attention(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cel
 
 
 def _gated_mlp(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
-    (gate_up, down), extra = weights_of(parameters, "gate_up", "down")
+    (gate_up, down), extra = _weights_of(parameters, "gate_up", "down")
     joined = graph.dense(cells, gate_up, None, extra)
     gate, up = np.split(joined, 2, axis=-1)
     return graph.dense(graph.product(graph.function(gate, "silu"), up), down, None, extra)
@@ -346,7 +331,7 @@ def _block(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str)
 
 
 _LAYERS: dict[type[Layer], Callable[[Builder, Any, Any, Cells], Cells]] = {
-    layers.Activation: lambda graph, layer, _, cells: apply_activation(graph, cells, layer.name),
+    layers.Activation: lambda graph, layer, _, cells: _apply_activation(graph, cells, layer.name),
     layers.BatchNorm: _batch_norm,
     layers.Dense: _dense,
     layers.Dropout: lambda graph, layer, _, cells: cells,
@@ -355,7 +340,7 @@ _LAYERS: dict[type[Layer], Callable[[Builder, Any, Any, Cells], Cells]] = {
     layers.LeakyReLU: lambda graph, layer, _, cells: graph.leaky_relu(cells, layer.slope),
     layers.PositionEmbedding: _position_embedding,
     layers.RMSNorm: lambda graph, layer, parameters, cells: graph.rms_norm(
-        cells, weights_of(parameters, "weight")[0][0], layer.eps
+        cells, _weights_of(parameters, "weight")[0][0], layer.eps
     ),
     convolution.Conv1d: _convolution,
     convolution.Conv2d: _convolution,

@@ -58,6 +58,7 @@ class ArrayOps(Protocol):
     def one_hot(self, indices: DeviceArray, size: int, dtype: str, /) -> DeviceArray: ...
     def reshape(self, x: DeviceArray, shape: tuple[int, ...], /) -> DeviceArray: ...
     def permute(self, x: DeviceArray, axes: tuple[int, ...], /) -> DeviceArray: ...
+    def einsum(self, formula: str, a: DeviceArray, b: DeviceArray, /) -> DeviceArray: ...
     def concat(self, arrays: Sequence[DeviceArray], axis: int, /) -> DeviceArray: ...
     def stack(self, arrays: Sequence[DeviceArray], axis: int, /) -> DeviceArray: ...
     def slice_axis(self, x: DeviceArray, axis: int, start: int, stop: int, /) -> DeviceArray: ...
@@ -69,9 +70,9 @@ Host = npt.NDArray[Any]
 class BoundsMachine(NamedTuple):
     """The functions that place arrays on a device and read them back, and their dtype there.
 
-    `xp` has the functions of `ops`, for arrays with the operators of Python. `rows` is the number
-    of rows in a batch of backward substitutions. `pads` is whether each new size is compiled, so
-    that batches are padded to a few sizes.
+    `rows` is the number of rows in a batch of backward substitutions. `pads` is whether each new
+    size is compiled, so that batches are padded to a few sizes. `xp` has the functions of `ops`,
+    for arrays with the operators of Python.
     """
 
     place: Callable[[Host], DeviceArray]
@@ -81,11 +82,12 @@ class BoundsMachine(NamedTuple):
     rows: int = 4096
     pads: bool = False
     xp: ArrayOps = cast("ArrayOps", ops)
-    dot: Callable[[DeviceArray, DeviceArray], DeviceArray] = lambda a, b: ops.einsum(
-        "ij,ij->i", a, b
-    )
     name: str = ""
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def dot(self, a: DeviceArray, b: DeviceArray) -> DeviceArray:
+        """Return the sum of products in each row."""
+        return self.xp.einsum("ij,ij->i", a, b)
 
     def optimising(self) -> BoundsMachine:
         """Return the machine that optimises slopes and multipliers, which need not be exact."""
@@ -117,15 +119,9 @@ def numpy_machine(dtype: str = "float64") -> BoundsMachine:
     def place(x: Host) -> Host:
         return np.ascontiguousarray(x, dtype)
 
-    def dot(a: Any, b: Any) -> DeviceArray:
-        summed: Host = np.einsum("ij,ij->i", a, b)
-        return summed
-
     xp = cast("ArrayOps", _NumpyOps)
     same: Any = _same
-    return BoundsMachine(
-        place, same, same, dtype, rows, xp=xp, dot=dot, name="numpy", context=_one_thread
-    )
+    return BoundsMachine(place, same, same, dtype, rows, xp=xp, name="numpy", context=_one_thread)
 
 
 class _NumpyOps:
@@ -136,7 +132,7 @@ class _NumpyOps:
 
     maximum, minimum, where, matmul, stack = np.maximum, np.minimum, np.where, np.matmul, np.stack
     logical_and, logical_or, sign, sqrt = np.logical_and, np.logical_or, np.sign, np.sqrt
-    concat, reshape, permute = np.concatenate, np.reshape, np.transpose
+    concat, reshape, permute, einsum = np.concatenate, np.reshape, np.transpose, np.einsum
 
     @staticmethod
     def clip(x: Host, low: float, high: float) -> Host:
@@ -163,10 +159,7 @@ class _NumpyOps:
 
 
 def machine_on(device: Any, engine: str | None) -> BoundsMachine:
-    """Return the machine of an engine on a device, after a probe of it.
-
-    It computes in float64 if the engine has it, else in float32.
-    """
+    """Return the machine of an engine on a device, in float64 if a probe of that passes."""
     chosen = choose_device(device, engine=engine)
     name = chosen.engine or "numpy"
     if name == "numpy":
@@ -174,38 +167,27 @@ def machine_on(device: Any, engine: str | None) -> BoundsMachine:
     loaded = engines.load(name)
     context = registry.part("jax", "module").wide_numbers if name == "jax" else nullcontext
     wrap: Any = _OpenclArray if name == "opencl" else _same
-    unwrap: Any = _unwrap if name == "opencl" else _same
+    xp: Any = _OpenclOps() if name == "opencl" else _OpsTaking(name) if name in _TAKES else ops
+    rows = 4096 if chosen.backend in ("cpu", "opencl") else 1 << 18
 
     def host(x: DeviceArray) -> Host:
-        return np.asarray(loaded.to_host(unwrap(x)))
+        return np.asarray(loaded.to_host(_unwrap(x)))
 
-    def machine_of(dtype: str) -> BoundsMachine:
-        def place(x: Host) -> Any:
-            return wrap(loaded.place(np.ascontiguousarray(x, dtype), chosen))
+    def placing(dtype: str) -> Callable[[Host], DeviceArray]:
+        return lambda x: wrap(loaded.place(np.ascontiguousarray(x, dtype), chosen))
 
-        def indices(x: Host) -> Any:
-            return wrap(loaded.place(np.ascontiguousarray(x, np.int32), chosen))
-
-        xp: Any = _OpenclOps() if name == "opencl" else _OpsTaking(name) if name in _TAKES else ops
-        rows = 4096 if chosen.backend in ("cpu", "opencl") else 1 << 18
-        pads = name == "jax"
-
-        def dot(a: DeviceArray, b: DeviceArray) -> Any:
-            return xp.einsum("ij,ij->i", a, b)
-
-        return BoundsMachine(place, indices, host, dtype, rows, pads, xp, dot, name, context)
-
-    for dtype in ("float64", "float32"):
-        machine = machine_of(dtype)
-        try:
-            with context():
-                probe(machine)
-        except UnsupportedError:
-            if dtype == "float32":
-                raise
-            continue
+    def probed(dtype: str) -> BoundsMachine:
+        machine = BoundsMachine(
+            placing(dtype), placing("int32"), host, dtype, rows, name == "jax", xp, name, context
+        )
+        with context():
+            probe(machine)
         return machine
-    raise AssertionError("unreachable")
+
+    try:
+        return probed("float64")
+    except UnsupportedError:
+        return probed("float32")
 
 
 _TAKES: dict[str, Callable[[Any, Any], DeviceArray]] = {
@@ -310,7 +292,7 @@ def _unwrap(x: Any) -> Any:
 
 
 class _OpenclArray:
-    """An array of OpenCL with the operators of Python, which are those of `ops`."""
+    """An array of OpenCL with the operators of Python, computed by `ops`."""
 
     __slots__ = ("array",)
 

@@ -27,6 +27,7 @@ from anydevice._proofs.bounds import (
     Prepared,
     relu_curve,
     times_vector,
+    times_weight,
     without,
 )
 from anydevice._proofs.checking.certificate import EACH_GROUP, LEAF, Lemma, Tree, preorder
@@ -193,26 +194,33 @@ class Optimised(NamedTuple):
 class Neurons:
     """Splits problems over the boxes of a batch, whose sound bounds are `relaxed`.
 
-    `fast` is the same network, on the machine that optimises. Neurons that are off in every box are
-    dropped; `kept` are the numbers of the others, in the order of `Parts`. `outputs` are those that
-    problems are about, `None` for all.
+    `fast` is the same network, on the machine that optimises. `tally` is called with the number of
+    parts that are bounded. Neurons that are off in every box are dropped; `live` are the numbers of
+    the others, in the order of `Parts`. `outputs` are the outputs that problems are about, `None`
+    for all.
     """
 
-    def __init__(self, relaxed: LinearBounds, fast: Prepared, outputs: Host | None = None) -> None:
+    def __init__(
+        self,
+        relaxed: LinearBounds,
+        fast: Prepared,
+        tally: Callable[[int], None],
+        outputs: Host | None = None,
+    ) -> None:
         live = relaxed.live()
         if outputs is not None:
             live[len(fast.steps)] = outputs
         self.where: dict[int, slice] = {}
-        kept, count, whole = [], 0, 0
+        numbers, count, whole = [], 0, 0
         for number, step in enumerate(fast.steps, 1):
             if step.function:
                 its = live.get(number, np.arange(step.size))
                 self.where[number] = slice(count, count + len(its))
-                kept.append(whole + its)
+                numbers.append(whole + its)
                 count += len(its)
                 whole += step.size
         self.count, self.neurons = count, whole
-        self.kept = np.concatenate(kept)
+        self.live = np.concatenate(numbers)
         relaxed, fast = relaxed.without(live), without(fast, live)
         self.relaxed, self.fast = relaxed, fast
         host = relaxed.net.machine.host
@@ -220,7 +228,7 @@ class Neurons:
         self.low = np.concatenate([np.asarray(host(layer.low)) for layer in layers], 1)
         self.high = np.concatenate([np.asarray(host(layer.high)) for layer in layers], 1)
         self.centre, self.radius = (np.asarray(host(x)) for x in (relaxed.centre, relaxed.radius))
-        self.parts = 0
+        self.tally = tally
 
     def start(self, problems: Problems, steps: int) -> tuple[Parts, Floats]:
         """Return one part for each problem, optimised, and the points that attain its bound."""
@@ -252,7 +260,7 @@ class Neurons:
         """
         neuron = parts.neuron
         count = len(neuron)
-        steps_of = self.fast.inputs + self.kept[neuron]
+        steps_of = self.fast.inputs + self.live[neuron]
         cases = zip(parts.problem, parts.node, steps_of, strict=True)
         first = np.array([branches[p].split(int(node), int(step)) for p, node, step in cases])
         twice = parts.take(np.concatenate([np.arange(count), np.arange(count)]))
@@ -266,7 +274,7 @@ class Neurons:
         node = np.concatenate([first, first + 1])
         twice = twice._replace(node=node, sign=sign, multipliers=multipliers, path=path)
         optimised = self.optimise(problems, twice, steps)
-        self.parts += len(twice.node)
+        self.tally(len(twice.node))
         return optimised.update(twice), optimised.points
 
     def close(
@@ -287,7 +295,7 @@ class Neurons:
     def keep(
         self, problems: Problems, parts: Parts, branches: list[Branch], least: float = -np.inf
     ) -> Floats:
-        """Return sound bounds of parts, and keep slopes and multipliers of those above `least`."""
+        """Return sound bounds; branches keep slopes and multipliers of parts above `least`."""
         slopes = np.round(np.clip(parts.slopes, 0, 1) * 255).astype(np.uint8)
         multipliers = np.minimum(parts.multipliers, _MAX_MULTIPLIER).astype(np.float16)
         bounds = self.sound(problems, parts, slopes / 255.0, multipliers.astype(np.float64))
@@ -295,11 +303,11 @@ class Neurons:
             branch, node = branches[parts.problem[i]], int(parts.node[i])
             box = problems.box[parts.problem[i]]
             low, high = self.low[box], self.high[box]
-            # Decided neurons have slopes, too: the checker may find them undecided by a hair.
+            # Decided neurons have slopes, too: rounding may leave them undecided for the checker.
             usual = np.where(high > -low, 255, 0)
             free = (low < 0) & (high > 0) & (parts.sign[i] == 0)
             branch.slopes[node] = bytes_ = np.zeros(self.neurons, np.uint8)
-            bytes_[self.kept] = np.where(free, slopes[i], usual)
+            bytes_[self.live] = np.where(free, slopes[i], usual)
             branch.multipliers[node] = multipliers[i, list(parts.path[i])]
         return bounds
 
@@ -320,12 +328,8 @@ class Neurons:
             is_open = machine.xp.logical_and(least < 0, most > 0)
             lines = lines._replace(lower=machine.xp.where(is_open, slope, lines.lower))
             own[number] = NodeLines(lines, machine.place(multipliers[:, its] * sign))
-        lower = relaxed.rows_below(
-            machine.place(problems.rows[parts.problem]),
-            machine.place(problems.constants[parts.problem]),
-            machine.indices(box),
-            own=own,
-        )
+        rows, constants = problems.rows[parts.problem], problems.constants[parts.problem]
+        lower = relaxed.rows_below(rows, constants, box, own=own)
         return np.array(machine.host(lower.low), np.float64)
 
     def optimise(self, problems: Problems, parts: Parts, steps: int) -> Optimised:
@@ -348,43 +352,43 @@ class Neurons:
         mean = {n: value * 0 for n, value in values.items()}
         square = dict(mean)
         passed = self._pass(layers, values, rows)
-        best, kept = passed.bound, values
+        best, best_values = passed.bound, values
         for i in range(steps):
             values = {}
             # Both averages begin at 0; these correct their bias.
-            much, little = 1 - 0.9 ** (i + 1), (1 - 0.999 ** (i + 1)) ** 0.5
+            mean_bias, root_bias = 1 - 0.9 ** (i + 1), (1 - 0.999 ** (i + 1)) ** 0.5
             for n, layer in layers.items():
                 g = passed.gradient[n]
                 mean[n] = mean[n] * 0.9 + g * 0.1
                 square[n] = square[n] * 0.999 + g * g * 0.001
-                way = xp.sqrt(square[n])
-                way += 1e-8 * little
-                way = mean[n] / way
-                way *= layer.rate
-                way *= _DECAY**i * little / much
-                way += passed.values[n]
-                values[n] = xp.minimum(xp.maximum(way, 0.0), layer.limit)
+                move = xp.sqrt(square[n])
+                move += 1e-8 * root_bias
+                move = mean[n] / move
+                move *= layer.rate
+                move *= _DECAY**i * root_bias / mean_bias
+                move += passed.values[n]
+                values[n] = xp.minimum(xp.maximum(move, 0.0), layer.limit)
             passed = self._pass(layers, values, rows)
             better = xp.reshape(passed.bound > best, (len(box), 1))
             best = xp.maximum(passed.bound, best)
-            kept = {n: xp.where(better, new, kept[n]) for n, new in values.items()}
-        passed = self._pass(layers, kept, rows)
-        best_values, row, score = (
+            best_values = {n: xp.where(better, new, best_values[n]) for n, new in values.items()}
+        passed = self._pass(layers, best_values, rows)
+        improved, row, score = (
             np.concatenate([np.asarray(machine.host(arrays[n]), np.float32) for n in layers], 1)
-            for arrays in (kept, passed.row, self._score(layers, passed))
+            for arrays in (best_values, passed.row, self._score(layers, passed))
         )
         bound, points = (np.asarray(machine.host(x)) for x in (passed.bound, passed.points))
         points = points.astype(np.float64)
         if not self.count:  # there is no neuron to split
             no_neuron = np.full(len(bound), -1)
-            return Optimised(bound, best_values, best_values, no_neuron, parts.pull, points)
+            return Optimised(bound, improved, improved, no_neuron, parts.pull, points)
         first = score.argmax(1)
         every = np.arange(len(first))
         is_case = parts.sign != 0
         return Optimised(
             bound,
-            np.where(is_case, parts.slopes, best_values),
-            np.where(is_case, best_values, np.float32(0)),
+            np.where(is_case, parts.slopes, improved),
+            np.where(is_case, improved, np.float32(0)),
             np.where(score[every, first] > 0, first, -1),
             row[every, first],
             points,
@@ -435,7 +439,7 @@ class Neurons:
                 row -= value * layer.sign
             constant = constant + times_vector(xp, row, step.bias)
             for i, weight in zip(step.inputs, step.weights, strict=True):
-                passed = xp.matmul(row, weight) if len(weight.shape) == 2 else row * weight
+                passed = times_weight(xp, row, weight)
                 pending[i] = pending[i] + passed if i in pending else passed
         row = pending[0]
         points = rows.centre - xp.sign(row) * rows.radius
@@ -445,11 +449,8 @@ class Neurons:
             if number == len(net.steps) and not step.function:
                 break
             z: Any = step.bias
-            for i, weight in zip(step.inputs, step.turned, strict=True):
-                passed = (
-                    xp.matmul(reached[i], weight) if len(weight.shape) == 2 else reached[i] * weight
-                )
-                z = passed + z
+            for i, weight in zip(step.inputs, step.transposed, strict=True):
+                z = times_weight(xp, reached[i], weight) + z
             if number in met:
                 layer, row = layers[number], met[number]
                 pull = xp.maximum(row, 0.0)
@@ -462,10 +463,7 @@ class Neurons:
         return _Passed(bound, points, values, gradient, met, arguments, reached)
 
     def _score(self, layers: dict[int, _Cases], passed: _Passed) -> dict[int, DeviceArray]:
-        """Return the loss of each relaxation at the point that attains the bound.
-
-        A little of the largest possible loss is added.
-        """
+        """Return the loss of each relaxation at the bound's point, and a little of its maximum."""
         xp, scores = self.fast.machine.xp, {}
         for n, layer in layers.items():
             row, z = passed.row[n], passed.arguments[n]
@@ -527,24 +525,20 @@ def split_neurons(
     A branch without open parts is a proof. A problem is given up beyond `limit` open parts, and all
     are if `stop` returns True.
     """
-    count = len(problems.box)
-    branches = [Branch() for _ in range(count)]
+    branches = [Branch() for _ in problems.box]
     parts, points = neurons.start(problems, first_steps)
     waiting: list[Parts] = []
     while True:
         bad = refutes(points)
         if bad is not None:
             return branches, bad
-        closed = neurons.close(problems, parts, branches)
-        rest = np.flatnonzero(~closed)
+        rest = np.flatnonzero(~neurons.close(problems, parts, branches))
         if len(rest):
             waiting.append(parts.take(rest))
-        if stop():
+        next_parts = None if stop() else _next_parts(waiting, branches, limit, batch)
+        if next_parts is None:
             return branches, None
-        parts_or_none = _next_parts(waiting, branches, limit, batch)
-        if parts_or_none is None:
-            return branches, None
-        parts, points = neurons.halve(problems, parts_or_none, branches, steps)
+        parts, points = neurons.halve(problems, next_parts, branches, steps)
 
 
 def _next_parts(
@@ -553,15 +547,12 @@ def _next_parts(
     """Pop the parts to split next, the last first, without problems that were given up."""
     while waiting:
         last = waiting.pop()
-        fine = [
-            i
-            for i, p in enumerate(last.problem)
-            if branches[p].open <= limit and last.neuron[i] >= 0
-        ]
-        if len(fine) > batch:
-            order = np.array(fine)[np.argsort(last.bound[fine], kind="stable")]
+        is_tried = np.array([branches[p].open <= limit for p in last.problem])
+        which = np.flatnonzero(is_tried & (last.neuron >= 0))
+        if len(which) > batch:
+            order = which[np.argsort(last.bound[which], kind="stable")]
             waiting.append(last.take(order[:-batch]))
             return last.take(order[-batch:])
-        if fine:
-            return last.take(np.array(fine))
+        if len(which):
+            return last.take(which)
     return None

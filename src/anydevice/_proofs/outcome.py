@@ -30,7 +30,7 @@ class SearchProgress(Record):
 
 
 class ProgressRecorder:
-    """Keeps some of the reports of a search, and passes each on."""
+    """Stores some of the reports of a search, and passes all of them on."""
 
     def __init__(self, begin: float, tell: Callable[[Progress], None] | None) -> None:
         self._begin, self._tell = begin, tell
@@ -49,7 +49,7 @@ class ProgressRecorder:
             self._tell(now)
 
     def progress(self, precision: str) -> SearchProgress:
-        """Return the points that were kept, and the last report."""
+        """Return the stored reports, and the last one."""
         end = () if self._points[-1:] == list(self._last) else self._last
         return SearchProgress(precision, (*self._points, *end))
 
@@ -59,17 +59,18 @@ def outcome_data(result: Result) -> dict[str, Any]:
     from anydevice._proofs.prove import Counterexample, Proof
 
     if isinstance(result, Proof):
-        parts = sum(tree.leaves for each in result.certificates for tree in each.trees)
-        found = {"result": "proved", "parts": parts, "boxes": result.boxes}
+        trees = [tree for certificate in result.certificates for tree in certificate.trees]
+        parts = sum(tree.leaves for tree in trees)
+        data = {"result": "proved", "parts": parts, "boxes": result.boxes}
     elif isinstance(result, Counterexample):
         x, y = result.x.reshape(-1).tolist(), result.y.reshape(-1).tolist()
-        found = {"result": "counterexample", "x": x, "y": y, "violation": result.violation}
+        data = {"result": "counterexample", "x": x, "y": y, "violation": result.violation}
     else:
-        found = {
+        data = {
             "result": "undecided",
             "reason": result.reason,
             "proved_share": result.proved_share,
             "best_bound": result.best_bound if isfinite(result.best_bound) else None,
             "boxes": result.boxes,
         }
-    return found | {"precision": result.course.precision, "seconds": result.seconds}
+    return data | {"precision": result.course.precision, "seconds": result.seconds}

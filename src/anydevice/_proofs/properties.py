@@ -7,7 +7,7 @@ networks, and queries over boxes in exact rational numbers.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from itertools import product
 from math import inf, isfinite, prod
@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anydevice._arrays.move import is_array
-from anydevice._core.checks import is_integer, is_number
+from anydevice._core import checks
+from anydevice._core.checks import is_number
 from anydevice._core.record import Record, as_dict
 from anydevice._core.text import type_text
 from anydevice._libraries.base import host_array
@@ -30,6 +31,7 @@ MAX_GROUPS = 10_000
 
 Shape = tuple[int, ...]
 Numbers = tuple[float, ...]
+Corners = tuple[tuple[Fraction, ...], tuple[Fraction, ...]]
 
 
 class Inequality(NamedTuple):
@@ -52,7 +54,6 @@ class Problem(NamedTuple):
 
     network: Network
     query: Query
-    text: str
     arithmetic: str | None = None
 
 
@@ -67,7 +68,7 @@ class Region(Record):
         """The shape of an example; `None` if the region fits every shape."""
         raise NotImplementedError
 
-    def corners(self, inputs: int) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
+    def corners(self, inputs: int) -> Corners:
         """Return the exact lower and upper corner; raises `ConfigurationError` for another size."""
         raise NotImplementedError
 
@@ -83,7 +84,7 @@ class Box(Region):
     def shape(self) -> Shape | None:
         return self.sizes
 
-    def corners(self, inputs: int) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
+    def corners(self, inputs: int) -> Corners:
         low, high = self.low, self.high
         if self.sizes is None:
             low, high = low * inputs, high * inputs
@@ -104,7 +105,7 @@ class Ball(Region):
     def shape(self) -> Shape | None:
         return self.sizes
 
-    def corners(self, inputs: int) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
+    def corners(self, inputs: int) -> Corners:
         _check_size(len(self.centre), inputs)
         radius, exact = Fraction(self.radius), list(map(Fraction, self.centre))
         low, high = [x - radius for x in exact], [x + radius for x in exact]
@@ -149,15 +150,14 @@ def ball(centre: Any, radius: float, low: float = -inf, high: float = inf) -> Ba
     Raises `ConfigurationError` if it is empty, infinite or NaN.
     """
     middle = _numbers(centre, "ball")
-    size, least, most = [float(_number(x, "ball")) for x in (radius, low, high)]
-    if not isfinite(size) or size < 0:
-        raise _wrong("ball", f"its radius is a finite number of 0 or more, not {radius!r}")
+    size = checks.number("radius", radius, at_least=0, owner="proofs.ball")
+    least, most = _limit(low, "ball"), _limit(high, "ball")
     if not middle.size:
         raise _wrong("ball", "its centre has no elements")
-    made = Ball(_flat(middle), size, middle.shape or (1,), least, most)
-    if least > most or any(x > y for x, y in zip(*made.corners(middle.size), strict=True)):
-        raise _wrong("ball", f"it is empty: no input is within {low} and {high} too")
-    return made
+    region = Ball(_flat(middle), size, middle.shape or (1,), least, most)
+    if least > most or any(x > y for x, y in zip(*region.corners(middle.size), strict=True)):
+        raise _wrong("ball", f"it is empty: no input of it is from {low} to {high}")
+    return region
 
 
 # Properties
@@ -172,7 +172,7 @@ class Property(Record):
 
     @property
     def about_order(self) -> bool:
-        """Whether it compares outputs with each other alone, so that a softmax changes nothing."""
+        """Whether it only compares outputs with each other, so that a softmax changes nothing."""
         return isinstance(self, SameClass | Less)
 
 
@@ -278,11 +278,7 @@ class Lipschitz(Property):
 
     def problem(self, network: Network) -> tuple[Network, Bad]:
         """Return the network of sums of absolute derivatives, and its bad groups."""
-        sums = absolute_sums(network)
-        rows = [
-            [Inequality({output: -1}, Fraction(self.bound), True)] for output in range(sums.outputs)
-        ]
-        return sums, rows
+        return absolute_sums(network), Within(-inf, self.bound).bad(network.outputs)
 
 
 def same_class(label: int) -> SameClass:
@@ -293,7 +289,7 @@ def same_class(label: int) -> SameClass:
     >>> same_class(3)
     SameClass(label=3)
     """
-    return SameClass(_index(label, "same_class"))
+    return SameClass(checks.integer("label", label, 0, owner="proofs.same_class"))
 
 
 def less(smaller: int, larger: int) -> Less:
@@ -302,7 +298,8 @@ def less(smaller: int, larger: int) -> Less:
     >>> less(0, 1)
     Less(smaller=0, larger=1)
     """
-    first, second = _index(smaller, "less"), _index(larger, "less")
+    first = checks.integer("smaller", smaller, 0, owner="proofs.less")
+    second = checks.integer("larger", larger, 0, owner="proofs.less")
     if first == second:
         raise _wrong("less", f"no number is less than itself, as output {first} would be")
     return Less(first, second)
@@ -311,24 +308,25 @@ def less(smaller: int, larger: int) -> Less:
 def within(low: float, high: float, outputs: int | Iterable[int] | None = None) -> Within:
     """Return the property that outputs are from `low` to `high`, both included.
 
-    `outputs` are the indices of those it is about, `None` for all.
+    `outputs` are the indices of some outputs, `None` for all.
 
     >>> within(0, 1)
     Within(low=0.0, high=1.0, outputs=None)
 
     Raises `ConfigurationError` if no number is in the range, or every number.
     """
-    least, most = float(_number(low, "within")), float(_number(high, "within"))
+    least, most = _limit(low, "within"), _limit(high, "within")
     if not least <= most or least == inf or most == -inf:
         raise _wrong("within", f"no number is from {low} to {high}")
     if not isfinite(least) and not isfinite(most):
-        raise _wrong("within", "every number is from -inf to inf; proofs.finite() is what you mean")
+        raise _wrong("within", "every number is from -inf to inf; do you mean proofs.finite()?")
     if outputs is None:
         return Within(least, most)
-    indices = [outputs] if isinstance(outputs, int) else list(outputs)
-    if not indices:
+    given = [outputs] if isinstance(outputs, int) else list(outputs)
+    if not given:
         raise _wrong("within", "it is about no outputs")
-    return Within(least, most, tuple([_index(index, "within") for index in indices]))
+    indices = [checks.integer("outputs", index, 0, owner="proofs.within") for index in given]
+    return Within(least, most, tuple(indices))
 
 
 def finite() -> Finite:
@@ -355,12 +353,11 @@ def monotone(
     >>> monotone(2)
     Monotone(input=2, output=0, rising=True, tolerance=1e-06)
     """
-    if not isinstance(rising, bool):
-        raise _wrong("monotone", f"rising is True or False, not {rising!r}")
-    allowed = float(_number(tolerance, "monotone"))
-    if not isfinite(allowed) or allowed < 0:
-        raise _wrong("monotone", f"tolerance is a finite number of 0 or more, not {tolerance!r}")
-    return Monotone(_index(input, "monotone"), _index(output, "monotone"), rising, allowed)
+    owner = "proofs.monotone"
+    checks.one_of("rising", rising, (True, False), owner=owner)
+    allowed = checks.number("tolerance", tolerance, at_least=0, owner=owner)
+    first = checks.integer("input", input, 0, owner=owner)
+    return Monotone(first, checks.integer("output", output, 0, owner=owner), rising, allowed)
 
 
 def lipschitz(bound: float) -> Lipschitz:
@@ -373,10 +370,7 @@ def lipschitz(bound: float) -> Lipschitz:
     >>> lipschitz(3)
     Lipschitz(bound=3.0)
     """
-    most = float(_number(bound, "lipschitz"))
-    if not isfinite(most) or most <= 0:
-        raise _wrong("lipschitz", f"bound is a finite number above 0, not {bound!r}")
-    return Lipschitz(most)
+    return Lipschitz(checks.number("bound", bound, above=0, owner="proofs.lipschitz"))
 
 
 def all_of(*parts: Property) -> AllOf:
@@ -398,10 +392,8 @@ def any_of(*parts: Property) -> AnyOf:
     """
     checked = _parts(parts, "any_of")
     if any(_by_derivative(part) for part in checked):
-        raise _wrong(
-            "any_of",
-            "monotone and lipschitz are about all inputs at once; prove them by themselves",
-        )
+        text = "monotone and lipschitz are about all inputs at once; prove them by themselves"
+        raise _wrong("any_of", text)
     return AnyOf(checked)
 
 
@@ -415,33 +407,28 @@ def problems(claim: Property, network: Network, region: Region) -> list[Problem]
     """
     check_property(claim)
     check_region(region)
-    low, high = region.corners(network.inputs)
+    corners, outputs, parts = region.corners(network.inputs), network.outputs, _conjuncts(claim)
     result = []
-    values = [part for part in _conjuncts(claim) if not _by_derivative(part)]
+    values = [part for part in parts if not _by_derivative(part)]
     if values:
-        part = values[0] if len(values) == 1 else AllOf(tuple(values))
-        query = _query(low, high, part.bad(network.outputs), network.outputs)
-        result.append(Problem(network, query, str(part)))
-    for part in _conjuncts(claim):
+        query = _query(corners, AllOf(tuple(values)).bad(outputs), outputs)
+        result.append(Problem(network, query))
+    for part in parts:
         if isinstance(part, Monotone | Lipschitz):
             slopes, bad = part.problem(network)
-            query = _query(low, high, bad, slopes.outputs)
-            result.append(Problem(slopes, query, str(part), "real"))
+            result.append(Problem(slopes, _query(corners, bad, slopes.outputs), "real"))
     return result
 
 
-def check_region(over: Any) -> None:
-    """Raise `ConfigurationError` for anything else than a region."""
+def check_region(over: Any) -> Region:
+    """Return the region; raises `ConfigurationError` for anything else."""
     if over is None:
-        raise ConfigurationError(
-            "over= is missing: the region whose inputs are meant, such as proofs.ball(x, 0.03)",
-            source="over=",
-        )
+        text = "over= is missing: give a region of inputs, such as proofs.ball(x, 0.03)"
+        raise ConfigurationError(text, source="over=")
     if not isinstance(over, Region):
-        raise ConfigurationError(
-            f"over= is a region such as proofs.box(low, high), not {type_text(over)}",
-            source="over=",
-        )
+        text = f"over= is a region such as proofs.box(low, high), not {type_text(over)}"
+        raise ConfigurationError(text, source="over=")
+    return over
 
 
 def check_property(claim: Any) -> None:
@@ -460,27 +447,22 @@ def check_property(claim: Any) -> None:
     )
 
 
-def _conjuncts(claim: Property) -> Iterator[Property]:
-    """Yield the parts of nested `all_of`."""
+def _conjuncts(claim: Property) -> list[Property]:
+    """Return the parts of nested `all_of`."""
     if isinstance(claim, AllOf):
-        for part in claim.parts:
-            yield from _conjuncts(part)
-    else:
-        yield claim
+        return [conjunct for part in claim.parts for conjunct in _conjuncts(part)]
+    return [claim]
 
 
-def _query(low: Any, high: Any, bad: Bad, outputs: int) -> Query:
-    rows = [(row, number) for number, group in enumerate(bad) for row in group]
-    coefficients = [
-        tuple([Fraction(row.coefficients.get(i, 0)) for i in range(outputs)]) for row, _ in rows
-    ]
+def _query(corners: Corners, bad: Bad, outputs: int) -> Query:
+    rows = [row for group in bad for row in group]
+    table = [[Fraction(row.coefficients.get(i, 0)) for i in range(outputs)] for row in rows]
     return Query(
-        low,
-        high,
-        tuple(coefficients),
-        tuple([row.constant for row, _ in rows]),
-        tuple([number for _, number in rows]),
-        tuple([row.strict for row, _ in rows]),
+        *corners,
+        tuple(map(tuple, table)),
+        tuple([row.constant for row in rows]),
+        tuple([number for number, group in enumerate(bad) for _ in group]),
+        tuple([row.strict for row in rows]),
     )
 
 
@@ -504,7 +486,7 @@ _MAKERS: dict[type[Record], Callable[..., Any]] = {
         *[np.asarray(x, np.float64).reshape(() if sizes is None else sizes) for x in (low, high)]
     ),
 }
-"""The function that makes each from its fields, with all checks."""
+"""The function that makes a property or region of each class from its fields, with all checks."""
 _KINDS = {kind.__name__: kind for kind in _MAKERS}
 
 
@@ -519,7 +501,7 @@ def to_json(value: Property | Region) -> dict[str, Any]:
     if type(value) not in _MAKERS:
         what = f"{name_of(value)}, a Python function," if callable(value) else type_text(value)
         raise ConfigurationError(
-            f"{what} cannot be saved as a property: only those of anydevice.proofs are data",
+            f"{what} cannot be saved as a property: only properties of anydevice.proofs are data",
             source="properties",
         )
     return {"kind": type(value).__name__} | {
@@ -581,32 +563,20 @@ def _parts(parts: Sequence[Any], name: str) -> tuple[Property, ...]:
     return tuple(parts)
 
 
-def _index(value: Any, name: str) -> int:
-    number = (
-        value.item()
-        if isinstance(value, np.generic | np.ndarray) and np.ndim(value) == 0
-        else value
-    )
-    if not is_integer(number) or number < 0:
-        raise _wrong(name, f"an input or output is a number of 0 or more, not {value!r}")
-    return number
-
-
-def _number(value: Any, name: str) -> float:
+def _limit(value: Any, name: str) -> float:
+    """Return an end of a range, which may be infinite."""
     number = value.item() if isinstance(value, np.generic) else value
     if not is_number(number) or number != number:
         raise _wrong(name, f"it takes numbers, not {value!r}")
-    return number
+    return float(number)
 
 
 def _numbers(values: Any, name: str) -> Any:
     try:
         array = np.asarray(host_array(values) if is_array(values) else values)
         exact = array.astype(np.float64)
-        if (
-            array.dtype.kind not in "iuf"
-            or (exact.astype(array.dtype) != array)[exact == exact].any()
-        ):
+        is_exact = (exact.astype(array.dtype) == array) | (exact != exact)
+        if array.dtype.kind not in "iuf" or not is_exact.all():
             raise ValueError("float64 does not hold these")
     except (TypeError, ValueError) as error:
         raise _wrong(name, f"it takes arrays of numbers, not {type_text(values)}") from error

@@ -46,6 +46,7 @@ from anydevice._proofs.search import (
     Search,
     SearchLimits,
     SearchResult,
+    Tally,
     rows_of,
 )
 from anydevice.errors import ConfigurationError, VerificationError
@@ -195,9 +196,9 @@ def prove(
 
 
 class Theorem(NamedTuple):
-    """Queries about one network, all of which have to be proved, in an arithmetic.
+    """Queries about one network in an arithmetic; the theorem is that all of them hold.
 
-    Its certificate carries the network, unless that is the network of a file.
+    With `is_carried`, the certificate contains the network, which no file has.
     """
 
     network: Network
@@ -210,31 +211,24 @@ def _theorems(
     model: Any, claim: Any, over: Region | None, precision: str
 ) -> tuple[list[Theorem], Shape | None, str]:
     """Return the theorems to prove, the shape of an example, and the hash of the model's file."""
-    if isinstance(model, str | Path):
-        file = read_model(model)
-        if isinstance(claim, str | Path):
-            queries = read_queries(claim, file)
-            return [Theorem(file.network, queries, precision, False)], None, file.hash
-        check_region(over)
-        assert over is not None
-        network, file_hash, shape = file.network, file.hash, None
-    elif isinstance(claim, str | Path):
-        raise ConfigurationError(
-            f"{claim} is about an ONNX file; give the path of one as the model", source="claim"
-        )
-    else:
-        from anydevice._proofs.lowering import lower
+    file = read_model(model) if isinstance(model, str | Path) else None
+    if isinstance(claim, str | Path):
+        if file is None:
+            text = f"{claim} is about an ONNX file; give the path of one as the model"
+            raise ConfigurationError(text, source="claim")
+        queries = read_queries(claim, file)
+        return [Theorem(file.network, queries, precision, False)], None, file.hash
+    check_property(claim)
+    region = check_region(over)
+    if file is not None:
+        theorems = group_by_network(problems(claim, file.network, region), precision)
+        carried = [t._replace(is_carried=t.network is not file.network) for t in theorems]
+        return carried, None, file.hash
+    from anydevice._proofs.lowering import lower
 
-        check_property(claim)
-        check_region(over)
-        assert over is not None
-        lowered = lower(model, over.shape, classes=claim.about_order, over=over)
-        network, file_hash, shape = lowered.network, "", lowered.input_shape
-    theorems = [
-        theorem._replace(is_carried=not file_hash or theorem.network is not network)
-        for theorem in group_by_network(problems(claim, network, over), precision)
-    ]
-    return theorems, shape, file_hash
+    lowered = lower(model, region.shape, classes=claim.about_order, over=region)
+    theorems = group_by_network(problems(claim, lowered.network, region), precision)
+    return theorems, lowered.input_shape, ""
 
 
 def group_by_network(parts: Sequence[Problem], precision: str) -> list[Theorem]:
@@ -359,18 +353,17 @@ class _Tally:
         return Undecided(reason, share, worst, self.boxes, time.monotonic() - begin)
 
 
-class _PausingQueries(Sequence[Any]):
-    """Queries that call `pause` when one is read, as the checker does before each."""
+class _PausingQueries(list[Query]):
+    """Queries that call `pause` before each of them is read, which the checker does in turn."""
 
     def __init__(self, queries: Sequence[Query], pause: Callable[[], None]) -> None:
-        self._queries, self._pause = queries, pause
+        super().__init__(queries)
+        self._pause = pause
 
-    def __len__(self) -> int:
-        return len(self._queries)
-
-    def __getitem__(self, number: Any) -> Any:
-        self._pause()
-        return self._queries[number]
+    def __iter__(self) -> Iterator[Query]:
+        for query in super().__iter__():
+            self._pause()
+            yield query
 
 
 def _proof(
@@ -397,7 +390,7 @@ def _proof(
 def _search_query(
     work: _QueryWork, machine: BoundsMachine, limits: SearchLimits, is_first: bool = False
 ) -> SearchResult:
-    """Search a query; NumPy takes small batches, and those that float32 cannot decide.
+    """Search a query; NumPy bounds small batches, and boxes that float32 cannot decide.
 
     With `is_first`, compute its first bound alone, and attack it if that proves nothing.
     """
@@ -416,10 +409,10 @@ def _search_query(
     if machine.is_accelerator:
         limits = limits._replace(batch=8192, cases_batch=8192)
 
-    def lemma_search(box: tuple[Floats, Floats]) -> LemmaSearch:
+    def lemma_search(box: tuple[Floats, Floats], tally: Tally) -> LemmaSearch:
         """Find lemmas on NumPy: the batches are small."""
         net, fast = (work.on(numpy_machine(dtype), limits) for dtype in ("float64", "float32"))
-        return LemmaSearch(net, fast, box, limits.memory)
+        return LemmaSearch(net, fast, box, limits.memory, tally)
 
     search = Search(decider, finishing, work.attack.near, limits, small, lemma_search)
     return (search.first if is_first else search.run)(work.attack.low, work.attack.high)

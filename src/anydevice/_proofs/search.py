@@ -4,7 +4,7 @@ The phases of `Search.run`, for one batch of open boxes after another:
 
 1. Bound the outputs over each box (`bounds.py`), and close the boxes whose rows are proved.
 2. Attack the boxes that stay open, from the points at which their bounds are attained.
-3. Bound again in float64 the boxes that float32 leaves open by a hair.
+3. Bound again in float64 the boxes that only the rounding of float32 leaves open.
 4. Split on the signs of a few neurons (`neurons.py`). Networks of many inputs are split in no
    other way: lemmas about neurons (`lemmas.py`) and more cases follow in turn.
 5. Halve each box that is still open along the input with the highest score.
@@ -15,8 +15,7 @@ Boxes live on the host in float64, in the numbers that a certificate names; an e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,6 @@ from anydevice._proofs.bounds import (
     FORWARD_INPUTS,
     KnownBounds,
     LinearBounds,
-    LowerBounds,
     Prepared,
     outward,
     padded_size,
@@ -39,13 +37,15 @@ from anydevice._proofs.neurons import Neurons, Problems, TreeBuilder, split_neur
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Tally = Callable[[int], None]
+"""A function that is called with the number of parts that were bounded."""
 
 _ROUNDS = 40
 """Steps towards the best weights of the rows of a group."""
 
 _PARTS = (1_000, 4_000, 16_000, 16_000, 16_000, 1 << 40)
 _EFFORTS = (Effort(12, 4), Effort(30, 6), Effort(60, 8), Effort(120, 12), Effort(240, 16))
-"""The number of parts by cases in each try, and the effort for lemmas after it."""
+"""The limit of cases in each round, and the effort for lemmas after it."""
 
 _LARGE, _PARTS_OF_LARGE = 1 << 21, 16_000
 """Above this number of weights, lemmas take minutes: the first tries have more parts."""
@@ -111,10 +111,12 @@ class Progress(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """The end of a search: a tree that proves the query, a point that refutes it, or neither."""
+    """The end of a search: a tree that proves the query, or the reason to stop without one.
+
+    Both are missing if the attack found a counterexample.
+    """
 
     tree: Tree | None
-    point: Floats | None
     reason: str
     progress: Progress
 
@@ -169,7 +171,7 @@ class BoxDecider:
         number, every = len(rows.constants), np.arange(boxes)
         box = np.repeat(every, number)
         tiled = np.tile(rows.coefficients, (boxes, 1)), np.tile(rows.constants, boxes)
-        lower = self._lower(relaxed, *tiled, box)
+        lower = relaxed.rows_below(*tiled, box)
         low, nominal, constant = (
             host(x).reshape(boxes, number) for x in (lower.low, lower.nominal, lower.constant)
         )
@@ -191,9 +193,7 @@ class BoxDecider:
                 mixed[:, group] = self._mix(
                     relaxed, open_, slopes[open_][:, group], constant[open_][:, group]
                 )
-                again = self._lower(
-                    relaxed, mixed @ rows.coefficients, mixed @ rows.constants, open_
-                )
+                again = relaxed.rows_below(mixed @ rows.coefficients, mixed @ rows.constants, open_)
                 scale = mixed.max(1)
                 value, other = host(again.low) / scale, host(again.nominal) / scale
                 better = value > bound[open_]
@@ -219,18 +219,6 @@ class BoxDecider:
 
     def _host(self, x: Any) -> Floats:
         return np.asarray(self.net.machine.host(x), np.float64)
-
-    def _lower(
-        self,
-        relaxed: LinearBounds,
-        coefficients: Floats,
-        constants: Floats,
-        box: Host,
-        keep: bool = False,
-    ) -> LowerBounds:
-        machine = self.net.machine
-        rows, offsets = machine.place(coefficients), machine.place(constants)
-        return relaxed.rows_below(rows, offsets, machine.indices(box), keep)
 
     def _mix(self, relaxed: LinearBounds, boxes: Host, slopes: Floats, constant: Floats) -> Floats:
         """Return bytes that weigh the rows of a group such that their sum has the best lower bound.
@@ -262,9 +250,8 @@ class BoxDecider:
         machine, rows = self.net.machine, self.rows
         if not len(open_):
             return np.zeros((0, self.net.inputs)), np.zeros((0, self.net.inputs))
-        lower = self._lower(
-            relaxed, chosen @ rows.coefficients, chosen @ rows.constants, open_, keep=True
-        )
+        sums = chosen @ rows.coefficients, chosen @ rows.constants
+        lower = relaxed.rows_below(*sums, open_, keep=True)
         xp, where = machine.xp, machine.indices(open_)
         total: Any = None
         for number, row in lower.rows.items():
@@ -288,8 +275,8 @@ class Search:
     """One search: the open boxes, the tree so far, and the progress.
 
     `finishing` decides near boxes in float64 if `decider` has only float32. `small` decides batches
-    that are too small for an accelerator. `lemma_search` makes the search for lemmas about a box,
-    given as centre and radius, that is not halved along its inputs.
+    that are too small for an accelerator. `lemma_search` makes the search for lemmas about a box
+    that is not halved along its inputs, from its centre and radius and the tally of parts.
     """
 
     def __init__(
@@ -299,7 +286,7 @@ class Search:
         refutes: Callable[[Floats], Floats | None],
         limits: SearchLimits,
         small: BoxDecider | None = None,
-        lemma_search: Callable[[tuple[Floats, Floats]], LemmaSearch] | None = None,
+        lemma_search: Callable[[tuple[Floats, Floats], Tally], LemmaSearch] | None = None,
     ) -> None:
         self.decider, self.finishing, self.small = decider, finishing, small
         self.lemma_search = lemma_search
@@ -310,7 +297,6 @@ class Search:
         self.stack: list[Boxes] = []
         self._in_hand = 0  # open boxes of the batch that is being decided
         self.share, self.worst, self.boxes = 0.0, -np.inf, 0
-        self._under_way: Neurons | LemmaSearch | None = None
         # Whether many inputs are halved, too: few of them vary, and no ReLU is split.
         self._halves_inputs = False
         self.point: Floats | None = None
@@ -333,7 +319,7 @@ class Search:
             self.point = self.refutes(np.concatenate([verdict.points[0], middle]))
         now, tree = self.progress(), None if self._in_hand else self.builder.tree()
         self.limits.tell(now)
-        return SearchResult(tree, self.point, "open" if self._in_hand else "", now)
+        return SearchResult(tree, "open" if self._in_hand else "", now)
 
     def run(self, low: Floats, high: Floats) -> SearchResult:
         """Search a box until it is proved or refuted, or a limit is reached."""
@@ -350,32 +336,20 @@ class Search:
         except OutOfTimeError:
             reason = "time"
         proved = not self.stack and not reason and self.point is None
-        return SearchResult(
-            self.builder.tree() if proved else None, self.point, reason, self.progress()
-        )
+        return SearchResult(self.builder.tree() if proved else None, reason, self.progress())
 
     def progress(self) -> Progress:
         seconds = max(self.limits.clock() - self.begin, 1e-9)
-        still = self._in_hand + sum(len(batch.ids) for batch in self.stack)
-        boxes = self.boxes + (0 if self._under_way is None else self._under_way.parts)
-        return Progress(self.share, still, boxes, boxes / seconds, self.worst)
+        open_ = self._in_hand + sum(len(batch.ids) for batch in self.stack)
+        return Progress(self.share, open_, self.boxes, self.boxes / seconds, self.worst)
+
+    def _count(self, parts: int) -> None:
+        self.boxes += parts
 
     def _must_stop(self) -> bool:
         """Report the progress; whether a limit is reached."""
         self.limits.tell(self.progress())
         return bool(self._limit_reached())
-
-    @contextmanager
-    def _count_parts(self, parts: Neurons | LemmaSearch) -> Iterator[None]:
-        """Count the parts that are bounded in this block, also in reports from inside of it."""
-        before = parts.parts
-        self.boxes -= before
-        self._under_way = parts
-        try:
-            yield
-        finally:
-            self.boxes += parts.parts
-            self._under_way = None
 
     def _limit_reached(self) -> str:
         """Return "time" or "memory" if that limit is reached, else ""."""
@@ -389,7 +363,7 @@ class Search:
         """Decide one batch, and halve the boxes that stay open; return a reason to stop, or ""."""
         boxes = _pop(self.stack, self.limits.batch)
         self._in_hand = len(boxes.ids)
-        self.boxes += self._in_hand
+        self._count(self._in_hand)
         few = self.small is not None and len(boxes.ids) < self.limits.few
         open_, scores = self._settle(self.small if few and self.small else self.decider, boxes)
         if self.point is not None or not len(open_.ids):
@@ -404,7 +378,7 @@ class Search:
         return ""
 
     def _settle(self, decider: BoxDecider, boxes: Boxes) -> tuple[Boxes, Floats]:
-        """Close boxes by bounds and cases; return those that stay open, with scores of inputs."""
+        """Close boxes by bounds and cases; return the open boxes, with scores of their inputs."""
         verdict = decider(boxes.low, boxes.high)
         closed = verdict.closed
         self._close(boxes, np.flatnonzero(closed), verdict)
@@ -436,18 +410,17 @@ class Search:
     def _by_neurons(
         self, decider: BoxDecider, boxes: Boxes, open_: Host, verdict: Decision
     ) -> Host:
-        """Close boxes by cases of neurons, with lemmas between; return those that stay open."""
+        """Close boxes by cases of neurons, with lemmas between; return the open boxes."""
         if decider.net.linear or self.lemma_search is None:
             return self._split_neurons(decider, boxes, open_, verdict)
-        lemma_search = self.lemma_search(outward(boxes.low, boxes.high, "float64"))
+        box = outward(boxes.low, boxes.high, "float64")
+        lemma_search = self.lemma_search(box, self._count)
         least = _PARTS_OF_LARGE if decider.net.weights > _LARGE else 0
         for parts, effort in zip(_PARTS, (*_EFFORTS, None), strict=True):
-            parts = max(parts, least)
-            open_ = self._split_neurons(decider, boxes, open_, verdict, parts)
+            open_ = self._split_neurons(decider, boxes, open_, verdict, max(parts, least))
             if effort is None or not len(open_) or self.point is not None or self._limit_reached():
                 break
-            with self._count_parts(lemma_search):
-                lemma_set = lemma_search.run(effort, self._must_stop)
+            lemma_set = lemma_search.run(effort, self._must_stop)
             self.builder.lemmas = lemma_set.lemmas
             verdict = decider(boxes.low, boxes.high, lemma_set.known)
             self.worst = float(verdict.bound.min())
@@ -464,11 +437,11 @@ class Search:
         verdict: Decision,
         parts: int = 1 << 40,
     ) -> Host:
-        """Close boxes by at most `parts` cases of neurons; return those that stay open."""
+        """Close boxes by at most `parts` cases of neurons; return the open boxes."""
         rows, limits = decider.rows, self.limits
         alone = decider.net.linear == 0
         assert decider.fast is not None
-        neurons = Neurons(verdict.relaxed, decider.fast)
+        neurons = Neurons(verdict.relaxed, decider.fast, self._count)
         undecided = ((neurons.low < 0) & (neurons.high > 0)).sum(1)
         tried = open_ if alone else open_[undecided[open_] <= limits.undecided]
         if not len(tried):
@@ -480,17 +453,17 @@ class Search:
         box = tried[index]
         weights = np.where(group_of_row == group[:, None], verdict.weights[box], 0) / 255.0
         problems = Problems(box, weights @ rows.coefficients, weights @ rows.constants)
-        with self._count_parts(neurons):
-            branches, self.point = split_neurons(
-                neurons,
-                problems,
-                lambda: self._must_stop() or neurons.parts > parts,
-                self.refutes,
-                limit=1 << 40 if alone else limits.cases,
-                batch=limits.cases_batch,
-                first_steps=30 if alone else 10,
-                steps=12 if alone else 8,
-            )
+        before = self.boxes
+        branches, self.point = split_neurons(
+            neurons,
+            problems,
+            lambda: self._must_stop() or self.boxes - before > parts,
+            self.refutes,
+            limit=1 << 40 if alone else limits.cases,
+            batch=limits.cases_batch,
+            first_steps=30 if alone else 10,
+            steps=12 if alone else 8,
+        )
         failed = set(open_.tolist()) - set(tried.tolist())
         failed |= {int(b) for b, branch in zip(box, branches, strict=True) if branch.open}
         for b in tried.tolist():

@@ -8,8 +8,8 @@ GELU or of a softmax, are recognised by the origin of their cells.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import prod
-from typing import Any, Literal
+from math import isnan, nan, prod
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from anydevice._core.protocols import (
     SymbolicTensor,
     Trace,
     TracedTensor,
+    Windows,
 )
 from anydevice._proofs.checking.network import Floats
 from anydevice._proofs.evaluation import FUNCTIONS
@@ -29,9 +30,9 @@ from anydevice._proofs.graph import (
     Builder,
     Cells,
     LoweredModel,
+    Numbers,
     refused,
     rounds,
-    scale_of_norm,
     windows_of,
 )
 from anydevice.errors import UnsupportedError
@@ -46,13 +47,24 @@ _MAX_SCALES = 4
 """Scalings that are followed back in search of an activation."""
 
 
+class Origin(NamedTuple):
+    """The kind of all cells of a tensor, "" if they differ, and two numbers of each cell.
+
+    `cells` are the cells that they were computed from; for the kind "largest", numbers of rows.
+    """
+
+    kind: str
+    cells: Cells
+    numbers: Floats
+
+
 class NetworkTrace(Trace):
     """The network that a traced module computes, primitive by primitive."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.graph = Builder(prod(shape))
         self.input = SymbolicTensor(np.arange(prod(shape)).reshape(1, *shape))
-        self._origins: dict[int, tuple[str, float, float]] = {}
+        self._origins: dict[int, tuple[str, int, float]] = {}
         self._rows: list[tuple[int, ...]] = []
         self._next_pending = -10
 
@@ -77,7 +89,7 @@ class NetworkTrace(Trace):
         return SymbolicTensor(change(*[self.cells(tensor) for tensor in tensors]))
 
     def constant(self, number: float) -> FixedTensor:
-        return _constant(number)
+        return FixedTensor(np.array(number, np.float64))
 
     def cells(self, tensor: TracedTensor) -> Cells:
         """Return the cells of a tensor; fixed numbers become cells too."""
@@ -111,7 +123,7 @@ class NetworkTrace(Trace):
             self._note_sum(total, a, b, scale)
             return SymbolicTensor(total)
         if isinstance(b, SymbolicTensor):
-            a, b = self._scale(b, _constant(scale)), a
+            a, b = self._scale(b, self.constant(scale)), a
             plain, scale = True, 1.0
         assert isinstance(a, SymbolicTensor)
         assert isinstance(b, FixedTensor)
@@ -119,39 +131,37 @@ class NetworkTrace(Trace):
         return self._shift(a, scale * _wide(b), off, 0 if plain else 1)
 
     def _shift(self, a: SymbolicTensor, shift: Floats, off: float, extra: int) -> TracedTensor:
-        """Return `a + shift`; `extra` roundings are those of the shift itself."""
+        """Return `a + shift`; the shift itself has `extra` roundings."""
         shape = np.broadcast_shapes(a.shape, shift.shape)
         if not shift.any() and shape == a.shape:
             return a
-        kind, origin = self._origin(a)
+        kind, source, numbers = self._origin(a.cells)
         is_one = _same_number(shift) == 1.0
         if kind == "erf" and is_one:
-            return self._only_inside("1 + erf", origin[:, 0].reshape(a.shape), 1.0)
-        roundings = 1 + extra + int(rounds(shift))
+            return self._only_inside("1 + erf", source.reshape(a.shape))
+        roundings = 1 + extra + rounds(shift)
         cells = np.broadcast_to(a.cells, shape)
         shifted = self.graph.shift(cells, shift, roundings=roundings, inexact=off)
         if kind == "tanh of a GELU" and is_one:
-            self._note(shifted, "1 + tanh", origin)
+            self._note(shifted, "1 + tanh", source, numbers)
         return SymbolicTensor(shifted)
 
     def _note_sum(self, total: Cells, a: SymbolicTensor, b: SymbolicTensor, scale: float) -> None:
         """Note a sum that is a part of a softmax or of a GELU."""
         first, second = np.broadcast_arrays(a.cells, b.cells)
         if scale == -1.0:
-            kind, origin = self._origin(SymbolicTensor(second))
-            if kind == "largest":
-                rows = origin[:, 0].astype(np.int64).tolist()
-                if all(x in self._rows[row] for x, row in zip(first.flat, rows, strict=True)):
-                    self._note(total, "shifted", np.stack([first.reshape(-1), origin[:, 0]], -1))
+            kind, rows, _ = self._origin(second)
+            pairs = zip(first.flat, rows.tolist(), strict=False)
+            if kind == "largest" and all(x in self._rows[row] for x, row in pairs):
+                self._note(total, "shifted", first, rows)
         if scale == 1.0:
             for x, y in ((first, second), (second, first)):
-                kind, origin = self._origin(SymbolicTensor(y))
-                if kind != "scaled" or abs(_one(origin[:, 1]) - _GELU_CUBIC) > 1e-6:
+                kind, inner, factors = self._origin(y)
+                if kind != "scaled" or not abs(_same_number(factors) - _GELU_CUBIC) <= 1e-6:
                     continue
-                inner = SymbolicTensor(origin[:, 0].astype(np.int64))
-                kind, before = self._origin(inner)
-                if kind == "cube" and np.array_equal(before[:, 0], x.reshape(-1)):
-                    self._note(total, "cubic", before)
+                kind, source, numbers = self._origin(inner)
+                if kind == "cube" and np.array_equal(source, x.reshape(-1)):
+                    self._note(total, "cubic", source, numbers)
 
     def multiply(self, a: TracedTensor, b: TracedTensor) -> TracedTensor:
         """Return `a * b`, or the activation that this product is."""
@@ -170,39 +180,36 @@ class NetworkTrace(Trace):
 
     def _match_activation(self, x: SymbolicTensor, gate: SymbolicTensor) -> TracedTensor | None:
         """Return SiLU or GELU if `x * gate` is a multiple of one."""
-        kind, origin = self._origin(gate)
-        if kind not in _GATES:
-            return None
-        source, factor = origin[:, 0].astype(np.int64), _one(origin[:, 1])
-        scale = self._factor(x, source)
+        kind, source, factors = self._origin(gate.cells)
+        scale = self._factor(x, source) if kind in _GATES else None
         if scale is None:
             return None
         name, doubled = _GATES[kind]
         activation = self.function(name, SymbolicTensor(source.reshape(gate.shape)))
-        return self.multiply(activation, _constant(scale * factor * doubled))
+        return self.multiply(activation, self.constant(scale * _same_number(factors) * doubled))
 
     def _scale(self, a: SymbolicTensor, b: FixedTensor) -> TracedTensor:
         scale = _wide(b)
         shape = np.broadcast_shapes(a.shape, scale.shape)
         if (scale == 1).all() and shape == a.shape:
             return a
-        a, factor = SymbolicTensor(np.broadcast_to(a.cells, shape)), _same_number(scale)
-        kind, origin = self._origin(a)
-        if kind == "1 + erf" and factor is not None:
-            return self._only_inside(kind, origin[:, 0].reshape(shape), factor * _one(origin[:, 1]))
-        extra = int(rounds(scale))
-        exact = not extra and bool((np.abs(np.frexp(scale)[0]) == 0.5).all())
-        mild = factor is not None and 1 / _MILD <= abs(factor) <= _MILD
-        if exact and kind == "scaled" and mild and factor == 1 / _one(origin[:, 1]):
-            return SymbolicTensor(origin[:, 0].astype(np.int64).reshape(shape))  # mostly in a GELU
+        unscaled, factor = np.broadcast_to(a.cells, shape), _same_number(scale)
+        kind, source, numbers = self._origin(unscaled)
+        if kind == "1 + erf" and not isnan(factor):
+            return self._only_inside(kind, source.reshape(shape), factor * _same_number(numbers))
+        extra = rounds(scale)
+        exact = not extra and _is_power_of_two(scale)
+        mild = 1 / _MILD <= abs(factor) <= _MILD
+        if exact and kind == "scaled" and mild and factor == 1 / _same_number(numbers):
+            return SymbolicTensor(source.reshape(shape))  # mostly in a GELU
         roundings = 0 if exact else 1 + extra
-        cells = self.graph.affine(a.cells, scale, roundings=roundings, inexact=b.off)
-        if factor is not None:
-            self._note(cells, "scaled", _pair(a.cells, factor))
+        cells = self.graph.affine(unscaled, scale, roundings=roundings, inexact=b.off)
+        if not isnan(factor):
+            self._note(cells, "scaled", unscaled, factor)
             if kind == "1 + tanh":
-                self._note(cells, kind, origin * np.array([1.0, factor]))
+                self._note(cells, kind, source, numbers * factor)
             if kind == "cubic" and abs(factor - _GELU_SCALE) < 1e-6:
-                self._note(cells, "tanh argument", origin)
+                self._note(cells, "tanh argument", source, numbers)
         return SymbolicTensor(cells)
 
     def _multiples(self, tensor: SymbolicTensor) -> Iterator[tuple[Cells, float]]:
@@ -210,11 +217,10 @@ class NetworkTrace(Trace):
         cells, factor = tensor.cells.reshape(-1), 1.0
         for _ in range(_MAX_SCALES):
             yield cells, factor
-            kind, origin = self._origin(SymbolicTensor(cells))
-            factor = factor * _one(origin[:, 1]) if kind == "scaled" else float("nan")
+            kind, cells, factors = self._origin(cells)
+            factor = factor * _same_number(factors) if kind == "scaled" else nan
             if not abs(factor) <= _MILD:  # it might overflow on the way
                 return
-            cells = origin[:, 0].astype(np.int64)
 
     def _factor(self, tensor: TracedTensor, cells: Cells) -> float | None:
         """Return f if the tensor is f times these cells, else `None`."""
@@ -228,34 +234,34 @@ class NetworkTrace(Trace):
     def divide(self, a: TracedTensor, b: TracedTensor) -> TracedTensor:
         """Return `a / b`, or the softmax that this quotient is."""
         if isinstance(b, FixedTensor):
-            exact = bool((np.abs(np.frexp(_wide(b))[0]) == 0.5).all())
-            return self.multiply(a, FixedTensor(1 / _wide(b), b.off + (0.0 if exact else ROUNDED)))
+            off = b.off + (0.0 if _is_power_of_two(_wide(b)) else ROUNDED)
+            return self.multiply(a, FixedTensor(1 / _wide(b), off))
         shares = self._match_softmax(a, b)
         if shares is not None:
             return shares
-        kind, origin = self._origin(b)
+        kind, source, _ = self._origin(b.cells)
         if kind == "sqrt":
-            root = SymbolicTensor(origin[:, 0].astype(np.int64).reshape(b.shape))
-            return self.multiply(a, self.function("rsqrt", root))
+            root = self.function("rsqrt", SymbolicTensor(source.reshape(b.shape)))
+            return self.multiply(a, root)
         return self.multiply(a, self.function("reciprocal", b))
 
     def _match_softmax(self, a: TracedTensor, b: SymbolicTensor) -> TracedTensor | None:
         """Return a softmax if `a / b` is `exp(x - largest)` divided by its sum over the row."""
         if not isinstance(a, SymbolicTensor):
             return None
-        kind, origin = self._origin(a)
-        below, sums = self._origin(SymbolicTensor(np.broadcast_to(b.cells, a.shape)))
+        kind, source, row_of_cell = self._origin(a.cells)
+        below, rows, _ = self._origin(np.broadcast_to(b.cells, a.shape))
         matches = kind == "shifted exp" and below == "sum of exp"
-        if not matches or not np.array_equal(origin[:, 1], sums[:, 0]):
+        if not matches or not np.array_equal(row_of_cell, rows):
             return None
         shares, lengths = np.zeros(a.cells.size, np.int64), np.zeros(a.cells.size)
-        for row in np.unique(sums[:, 0]).astype(np.int64).tolist():
+        for row in np.unique(rows).tolist():
             cells = np.array(self._rows[row])
             by_cell = dict(zip(cells.tolist(), self.graph.softmax(cells).tolist(), strict=True))
-            in_row = sums[:, 0] == row
-            shares[in_row] = [by_cell[int(cell)] for cell in origin[in_row, 0]]
+            in_row = rows == row
+            shares[in_row] = [by_cell[cell] for cell in source[in_row].tolist()]
             lengths[in_row] = len(cells)
-        self._note(shares, "softmax", np.stack([origin[:, 0], lengths], -1))
+        self._note(shares, "softmax", source, lengths)
         return SymbolicTensor(shares.reshape(a.shape))
 
     def maximum(self, a: TracedTensor, b: TracedTensor) -> TracedTensor:
@@ -269,14 +275,14 @@ class NetworkTrace(Trace):
             cells = np.broadcast_to(a.cells, np.broadcast_shapes(a.shape, low.shape))
             if np.isneginf(low).all():
                 return SymbolicTensor(cells)
-            if not low.any():
-                above = self.function("relu", SymbolicTensor(cells))
-                self._note(self.cells(above), "at least", _pair(cells, 0.0))
-                return above
             limit = _same_number(low)
-            if limit is not None:
+            if limit == 0:
+                above = self.graph.function(cells, "relu")
+                self._note(above, "at least", cells, 0.0)
+                return SymbolicTensor(above)
+            if not isnan(limit):
                 clipped = self.graph.clip(cells, limit, None)
-                self._note(clipped, "at least", _pair(cells, limit))
+                self._note(clipped, "at least", cells, limit)
                 return SymbolicTensor(clipped)
         return SymbolicTensor(self.graph.maximum(*np.broadcast_arrays(a.cells, self.cells(b))))
 
@@ -287,14 +293,14 @@ class NetworkTrace(Trace):
         if isinstance(b, SymbolicTensor):
             a, b = b, a
         assert isinstance(a, SymbolicTensor)
-        high = _same_number(_wide(b)) if isinstance(b, FixedTensor) else None
-        if high is not None:
+        high = _same_number(_wide(b)) if isinstance(b, FixedTensor) else nan
+        if not isnan(high):
             if np.isposinf(high):
                 return a
-            kind, origin = self._origin(a)
-            if kind == "at least" and _one(origin[:, 1]) <= high:
-                source = origin[:, 0].astype(np.int64).reshape(a.shape)
-                return SymbolicTensor(self.graph.clip(source, _one(origin[:, 1]), high))
+            kind, source, limits = self._origin(a.cells)
+            if kind == "at least" and _same_number(limits) <= high:
+                low = _same_number(limits)
+                return SymbolicTensor(self.graph.clip(source.reshape(a.shape), low, high))
             return SymbolicTensor(self.graph.clip(a.cells, None, high))
         negatives = [self.graph.combine([(-1.0, cells)]) for cells in (a.cells, self.cells(b))]
         larger = self.graph.maximum(*np.broadcast_arrays(*negatives))
@@ -310,49 +316,48 @@ class NetworkTrace(Trace):
             raise self.refuse(name)
         if isinstance(a, FixedTensor):
             return FixedTensor(FUNCTIONS[name](_wide(a)), a.off * 4 + 2.0**-20)
-        kind, origin = self._origin(a)
+        kind, source, numbers = self._origin(a.cells)
         cells = self.graph.function(a.cells, name)
         if name == "square":  # an execution rounds it
             cells = self.graph.affine(cells, roundings=1)
         if name == "exp" and kind == "shifted":
-            self._note(cells, "shifted exp", origin)
+            self._note(cells, "shifted exp", source, numbers)
         elif name == "tanh" and kind == "tanh argument":
-            self._note(cells, "tanh of a GELU", origin)
+            self._note(cells, "tanh of a GELU", source, numbers)
         else:
-            self._note(cells, name, _pair(a.cells, 1.0))
+            self._note(cells, name, a.cells)
         return SymbolicTensor(cells)
 
     def log(self, a: TracedTensor) -> TracedTensor:
         """Return the logarithm of the sum in a log_softmax; no other is supported."""
         if isinstance(a, FixedTensor):
             return FixedTensor(np.log(_wide(a)), float("inf"))
-        kind, origin = self._origin(a)
+        kind, rows, _ = self._origin(a.cells)
         if kind != "sum of exp":
             raise self.refuse("log but in a log_softmax at the end")
-        return self._only_inside("log of sum", origin[:, 0].reshape(a.shape), 1.0)
+        return self._only_inside("log of sum", rows.reshape(a.shape))
 
     def _match_log_softmax(self, a: SymbolicTensor, b: SymbolicTensor) -> TracedTensor | None:
         """Return a log_softmax if `a - b` is `x - largest` minus the logarithm of the sum."""
         shape = np.broadcast_shapes(a.shape, b.shape)
-        kind, origin = self._origin(a)
-        below, sums = self._origin(SymbolicTensor(np.broadcast_to(b.cells, shape)))
+        kind, source, row_of_cell = self._origin(a.cells)
+        below, rows, _ = self._origin(np.broadcast_to(b.cells, shape))
         matches = kind == "shifted" and below == "log of sum"
-        if not matches or not np.array_equal(origin[:, 1], sums[:, 0]):
+        if not matches or not np.array_equal(row_of_cell, rows):
             return None
-        cells = origin[:, 0].reshape(shape)
-        return self._only_inside("log_softmax", cells, len(self._rows[int(sums[0, 0])]))
+        return self._only_inside("log_softmax", source.reshape(shape), len(self._rows[rows[0]]))
 
     def cube(self, a: TracedTensor) -> TracedTensor:
         cube = self.multiply(self.function("square", a), a)
         if isinstance(a, SymbolicTensor):
-            self._note(self.cells(cube), "cube", _pair(a.cells, 1.0))
+            self._note(self.cells(cube), "cube", a.cells)
         return cube
 
     def sqrt(self, a: TracedTensor) -> TracedTensor:
         """Return a square root, which is supported only as a divisor."""
         if isinstance(a, FixedTensor):
             return FixedTensor(np.sqrt(_wide(a)), a.off + 2.0**-22)
-        return self._only_inside("sqrt", a.cells, 1.0)
+        return self._only_inside("sqrt", a.cells)
 
     def erf(self, a: TracedTensor, complement: bool = False) -> TracedTensor:
         """Return the error function, which is supported only as a part of a GELU."""
@@ -360,26 +365,25 @@ class NetworkTrace(Trace):
         if isinstance(a, SymbolicTensor):
             for cells, factor in self._multiples(a):
                 if abs(factor - sign * _ROOT_HALF) < 1e-6:
-                    return self._only_inside(name, cells.reshape(a.shape), 1.0)
+                    return self._only_inside(name, cells.reshape(a.shape))
         raise self.refuse("erf but in a GELU")
 
-    def _only_inside(self, name: str, cells: Any, factor: float) -> TracedTensor:
+    def _only_inside(self, kind: str, source: Cells, number: float = 1.0) -> TracedTensor:
         """Return a tensor without cells: only the pattern that it belongs to may use it.
 
         Its numbers are below `NO_CELL`, and `Builder.rows` refuses them.
         """
-        shape = np.shape(cells)
-        self._next_pending -= prod(shape)
-        pending = self._next_pending + np.arange(prod(shape)).reshape(shape)
-        self._note(pending, name, _pair(cells, factor))
+        self._next_pending -= source.size
+        pending = self._next_pending + np.arange(source.size).reshape(source.shape)
+        self._note(pending, kind, source, number)
         return SymbolicTensor(pending)
 
     def compare(self, a: TracedTensor, b: TracedTensor, greater: bool) -> TracedTensor:
         """Return `a > b` or `a < b` for `select`, where equality changes nothing."""
         if isinstance(a, FixedTensor) and isinstance(b, SymbolicTensor):
             return self.compare(b, a, not greater)
-        limit = _same_number(_wide(b)) if isinstance(b, FixedTensor) else None
-        if isinstance(a, SymbolicTensor) and limit is not None:
+        limit = _same_number(_wide(b)) if isinstance(b, FixedTensor) else nan
+        if isinstance(a, SymbolicTensor) and not isnan(limit):
             return self._only_inside("above" if greater else "below", a.cells, limit)
         raise self.refuse("a comparison of two values that depend on the input")
 
@@ -387,11 +391,11 @@ class NetworkTrace(Trace):
         """Return `yes` or `no` by a comparison, if that is a leaky ReLU or a clip."""
         if isinstance(where, FixedTensor):
             return self._select_fixed(where.value, yes, no)
-        kind, origin = self._origin(where)
+        kind, cells, limits = self._origin(where.cells)
         if kind == "above":
-            return self._select_by_sign(origin, yes, no)
+            return self._select_by_sign(cells, _same_number(limits), yes, no)
         if kind == "below":
-            return self._select_by_sign(origin, no, yes)
+            return self._select_by_sign(cells, _same_number(limits), no, yes)
         raise self.refuse("a choice by values that depend on the input")
 
     def _select_fixed(
@@ -410,10 +414,9 @@ class NetworkTrace(Trace):
         )
 
     def _select_by_sign(
-        self, origin: Any, above: TracedTensor, below: TracedTensor
+        self, cells: Cells, limit: float, above: TracedTensor, below: TracedTensor
     ) -> TracedTensor:
         """Return `above` where the compared cells exceed the limit, else `below`."""
-        cells, limit = origin[:, 0].astype(np.int64), _one(origin[:, 1])
         slopes = [self._factor(tensor, cells) for tensor in (above, below)]
         shape = np.broadcast_shapes(above.shape, below.shape)
         if limit == 0 and None not in slopes:
@@ -426,13 +429,13 @@ class NetworkTrace(Trace):
             isinstance(x, FixedTensor) and bool((_wide(x) == limit).all()) for x in (above, below)
         ]
         if is_limit[1] and slopes[0] == 1.0:
-            return self.maximum(SymbolicTensor(cells.reshape(shape)), _constant(limit))
+            return self.maximum(SymbolicTensor(cells.reshape(shape)), self.constant(limit))
         if is_limit[0] and slopes[1] == 1.0:
-            return self.minimum(SymbolicTensor(cells.reshape(shape)), _constant(limit))
+            return self.minimum(SymbolicTensor(cells.reshape(shape)), self.constant(limit))
         if is_limit[0] and isinstance(below, SymbolicTensor):
-            kind, before = self._origin(below)
-            if kind == "at least" and np.array_equal(before[:, 0], origin[:, 0]):
-                return self.minimum(below, _constant(limit))
+            kind, source, _ = self._origin(below.cells)
+            if kind == "at least" and np.array_equal(source, cells):
+                return self.minimum(below, self.constant(limit))
         raise self.refuse("a choice by values that depend on the input")
 
     def absolute(self, a: TracedTensor) -> TracedTensor:
@@ -457,11 +460,11 @@ class NetworkTrace(Trace):
             return FixedTensor(value / count if mean else value, a.off + 2.0**-20)
         cells = _join_axes(a.cells, axes)
         total = self.graph.mean(cells) if mean else self.graph.total(cells)
-        kind, origin = self._origin(SymbolicTensor(cells))
+        kind, source, row_of_cell = self._origin(cells)
         if kind == "shifted exp" and not mean:
-            rows = origin[:, 1].reshape(*total.shape, -1)
-            if (rows == rows[..., :1]).all() and self._sums_whole_rows(origin, rows):
-                self._note(total, "sum of exp", _pair(rows[..., 0], 1.0))
+            rows = row_of_cell.astype(np.int64).reshape(*total.shape, -1)
+            if (rows == rows[..., :1]).all() and self._sums_whole_rows(source, rows):
+                self._note(total, "sum of exp", rows[..., 0])
         return SymbolicTensor(_restore_axes(total, a.cells.ndim, axes, keep))
 
     def largest(self, a: TracedTensor, axes: Sequence[int], keep: bool) -> TracedTensor:
@@ -473,8 +476,7 @@ class NetworkTrace(Trace):
         if cells.shape[-1] > 1:
             first = len(self._rows)
             self._rows += [tuple(row) for row in cells.reshape(-1, cells.shape[-1]).tolist()]
-            rows = np.arange(first, len(self._rows)).reshape(largest.shape)
-            self._note(largest, "largest", _pair(rows, 1.0))
+            self._note(largest, "largest", np.arange(first, len(self._rows)))
         return SymbolicTensor(_restore_axes(largest, a.cells.ndim, axes, keep))
 
     def matmul(self, a: TracedTensor, b: TracedTensor) -> TracedTensor:
@@ -489,7 +491,7 @@ class NetworkTrace(Trace):
             return self._transpose(self.matmul(self._transpose(b), self._transpose(a)))
         assert isinstance(b, FixedTensor)
         weight, cells = _wide(b), a.cells
-        extra = int(rounds(weight))
+        extra = rounds(weight)
         if weight.ndim == 2:
             return SymbolicTensor(self.graph.dense(cells, weight.T, None, extra, b.off))
         shape = np.broadcast_shapes(cells.shape[:-2], weight.shape[:-2])
@@ -519,7 +521,7 @@ class NetworkTrace(Trace):
         assert isinstance(weight, FixedTensor)
         matrix = _wide(weight).T
         shift = np.broadcast_to(0.0 if bias is None else _numbers_of(bias), (len(matrix),))
-        cells = self.graph.dense(a.cells, matrix, shift, int(rounds(matrix)), weight.off)
+        cells = self.graph.dense(a.cells, matrix, shift, rounds(matrix), weight.off)
         return SymbolicTensor(cells)
 
     def convolution(
@@ -527,26 +529,16 @@ class NetworkTrace(Trace):
         a: TracedTensor,
         weight: TracedTensor,
         bias: TracedTensor | None,
-        stride: Sequence[int],
-        padding: Padding,
-        dilation: Sequence[int],
+        windows: Windows,
         groups: int,
     ) -> TracedTensor:
         if not isinstance(a, SymbolicTensor) or not isinstance(weight, FixedTensor):
             raise self.refuse("a convolution by kernels that depend on the input")
         if isinstance(bias, SymbolicTensor):
             raise self.refuse("a bias that depends on the input")
-        kernels = _wide(weight)
-        cells = self.graph.convolution(
-            a.cells[0],
-            kernels,
-            None if bias is None else _wide(bias),
-            tuple(stride),
-            tuple(padding),
-            tuple(dilation),
-            groups,
-            int(rounds(kernels)),
-        )
+        kernels, offset = _wide(weight), None if bias is None else _wide(bias)
+        image, extra = a.cells[0], rounds(kernels)
+        cells = self.graph.convolution(image, kernels, offset, windows, groups, extra)
         return SymbolicTensor(cells[None])
 
     def pool(
@@ -554,35 +546,26 @@ class NetworkTrace(Trace):
         kind: Literal["max", "mean", "sum"],
         a: TracedTensor,
         size: Sequence[int],
-        stride: Sequence[int],
-        padding: Padding,
-        dilation: Sequence[int] | None = None,
+        windows: Windows,
     ) -> TracedTensor:
-        if isinstance(a, FixedTensor):
-            raise self.refuse("a pooling of numbers that do not depend on the input")
-        widths = [(0, 0)] * (a.cells.ndim - len(size)) + list(padding)
-        cells = np.pad(a.cells, widths, constant_values=NO_CELL)
-        spread = None if dilation is None else tuple(dilation)
-        windows = windows_of(cells, tuple(size), tuple(stride), spread)
-        windows = windows.reshape(*windows.shape[: a.cells.ndim], -1)
+        cells = self._cells_of_input(a, "a pooling")
+        elements = windows_of(cells, size, windows)
+        elements = elements.reshape(*elements.shape[: cells.ndim], -1)
         if kind == "max":
-            return SymbolicTensor(self.graph.largest(windows))
-        return SymbolicTensor(
-            self.graph.mean(windows) if kind == "mean" else self.graph.total(windows)
-        )
+            return SymbolicTensor(self.graph.largest(elements))
+        scale = 1 / elements.shape[-1] if kind == "mean" else 1.0
+        return SymbolicTensor(self.graph.total(elements, scale))
 
     def softmax(self, a: TracedTensor, axis: int) -> TracedTensor:
-        if isinstance(a, FixedTensor):
-            raise self.refuse("a softmax of numbers that do not depend on the input")
-        shares = np.moveaxis(self.graph.softmax(np.moveaxis(a.cells, axis, -1)), -1, axis)
-        self._note(shares, "softmax", _pair(a.cells, a.shape[axis]))
+        cells = self._cells_of_input(a, "a softmax")
+        shares = np.moveaxis(self.graph.softmax(np.moveaxis(cells, axis, -1)), -1, axis)
+        self._note(shares, "softmax", cells, a.shape[axis])
         return SymbolicTensor(shares)
 
     def log_softmax(self, a: TracedTensor, axis: int) -> TracedTensor:
         """Return a log_softmax, which is supported only at the end, for properties of classes."""
-        if isinstance(a, FixedTensor):
-            raise self.refuse("a softmax of numbers that do not depend on the input")
-        return self._only_inside("log_softmax", a.cells, a.shape[axis])
+        cells = self._cells_of_input(a, "a softmax")
+        return self._only_inside("log_softmax", cells, a.shape[axis])
 
     def batch_norm(
         self,
@@ -593,18 +576,11 @@ class NetworkTrace(Trace):
         variance: TracedTensor,
         eps: float,
     ) -> TracedTensor:
-        if not isinstance(a, SymbolicTensor):
-            raise self.refuse("a batch norm of numbers that do not depend on the input")
-        size = mean.shape[0]
-        over = (-1, *[1] * (a.cells.ndim - 2))
-        scale = scale_of_norm(
-            np.ones(size) if weight is None else _numbers_of(weight), _numbers_of(variance), eps
-        )
-        shift = np.zeros(size) if bias is None else _numbers_of(bias)
-        cells = self.graph.normalize(
-            a.cells, scale.reshape(over), _numbers_of(mean).reshape(over), shift.reshape(over)
-        )
-        return SymbolicTensor(cells)
+        cells = self._cells_of_input(a, "a batch norm")[0]
+        scale = np.ones(mean.shape) if weight is None else _numbers_of(weight)
+        shift = np.zeros(mean.shape) if bias is None else _numbers_of(bias)
+        statistics = _numbers_of(mean), _numbers_of(variance)
+        return SymbolicTensor(self.graph.normalize(cells, scale, shift, *statistics, eps)[None])
 
     def layer_norm(
         self,
@@ -614,9 +590,8 @@ class NetworkTrace(Trace):
         bias: TracedTensor | None,
         eps: float,
     ) -> TracedTensor:
-        if not isinstance(a, SymbolicTensor):
-            raise self.refuse("a layer norm of fixed numbers")
-        cells = a.cells.reshape(*a.shape[: a.cells.ndim - axes], -1)
+        cells = self._cells_of_input(a, "a layer norm")
+        cells = cells.reshape(*a.shape[: cells.ndim - axes], -1)
         scale, shift = [None if x is None else _numbers_of(x).reshape(-1) for x in (weight, bias)]
         return SymbolicTensor(self.graph.layer_norm(cells, scale, shift, eps).reshape(a.shape))
 
@@ -626,39 +601,40 @@ class NetworkTrace(Trace):
         """Return the network with this output; with `classes`, without a last softmax."""
         if isinstance(output, FixedTensor):
             raise self.refuse("an output that does not depend on the input")
-        name, origin = self._origin(output)
+        kind, logits, lengths = self._origin(output.cells)
         cells, dropped = output.cells, ""
-        if classes and name in ("softmax", "log_softmax") and (origin[:, 1] == cells.size).all():
-            dropped = name
-            cells = origin[:, 0].astype(np.int64).reshape(cells.shape)
+        if classes and kind in ("softmax", "log_softmax") and (lengths == cells.size).all():
+            cells, dropped = logits.reshape(cells.shape), kind
         shape = self.input.shape[1:]
         return LoweredModel(self.graph.network(cells), shape, cells.shape[1:], dropped)
 
-    def _sums_whole_rows(self, origin: Any, rows: Any) -> bool:
+    def _cells_of_input(self, a: TracedTensor, feature: str) -> Cells:
+        """Return the cells of a tensor; a feature of fixed numbers is refused."""
+        if isinstance(a, FixedTensor):
+            raise self.refuse(f"{feature} of numbers that do not depend on the input")
+        return a.cells
+
+    def _sums_whole_rows(self, source: Cells, rows: Cells) -> bool:
         """Whether each sum is over all cells of its row, once each."""
-        cells = origin[:, 0].reshape(rows.shape).reshape(-1, rows.shape[-1])
-        numbers = rows[..., 0].reshape(-1).astype(np.int64).tolist()
-        pairs = zip(cells.astype(np.int64).tolist(), numbers, strict=True)
+        sums = source.reshape(-1, rows.shape[-1]).tolist()
+        pairs = zip(sums, rows[..., 0].reshape(-1).tolist(), strict=True)
         return all(sorted(terms) == sorted(self._rows[row]) for terms, row in pairs)
 
-    def _note(self, cells: Cells, kind: str, origin: Any) -> None:
-        """Remember the kind of these cells, and two numbers for each."""
-        pairs = zip(cells.reshape(-1).tolist(), origin.tolist(), strict=True)
-        self._origins.update({cell: (kind, *numbers) for cell, numbers in pairs})
+    def _note(self, cells: Cells, kind: str, source: Cells, number: Numbers | Cells = 1.0) -> None:
+        """Remember the kind of these cells, their sources, and a number for each."""
+        numbers = np.broadcast_to(np.reshape(number, -1), (cells.size,))
+        columns = cells.reshape(-1).tolist(), source.reshape(-1).tolist(), numbers.tolist()
+        for cell, before, value in zip(*columns, strict=True):
+            self._origins[cell] = (kind, before, value)
 
-    def _origin(self, tensor: SymbolicTensor) -> tuple[str, Any]:
-        """Return the kind of all cells of a tensor and the two numbers of each; "" if mixed."""
-        origins = [self._origins.get(cell) for cell in tensor.cells.reshape(-1).tolist()]
-        if not origins or origins[0] is None:
-            return "", None
-        kind = origins[0][0]
-        if any(origin is None or origin[0] != kind for origin in origins):
-            return "", None
-        return kind, np.array([origin[1:] for origin in origins if origin is not None], np.float64)
-
-
-def _constant(number: float) -> FixedTensor:
-    return FixedTensor(np.array(number, np.float64))
+    def _origin(self, cells: Cells) -> Origin:
+        origins = [self._origins.get(cell) for cell in cells.reshape(-1).tolist()]
+        known = [origin for origin in origins if origin is not None]
+        kinds = {kind for kind, _, _ in known}
+        if len(kinds) != 1 or len(known) < len(origins):
+            return Origin("", np.zeros(0, np.int64), np.zeros(0))
+        source, numbers = zip(*[origin[1:] for origin in known], strict=True)
+        return Origin(kinds.pop(), np.array(source, np.int64), np.array(numbers, np.float64))
 
 
 def _wide(tensor: FixedTensor) -> Floats:
@@ -671,21 +647,15 @@ def _numbers_of(tensor: TracedTensor) -> Floats:
     return _wide(tensor)
 
 
-def _same_number(values: Floats) -> float | None:
-    """Return the number that all of these are; `None` if they differ."""
+def _same_number(values: Floats) -> float:
+    """Return the number that all of these are; NaN if they differ."""
     first = values.reshape(-1)[:1]
-    return float(first[0]) if len(first) and bool((values == first[0]).all()) else None
+    return float(first[0]) if len(first) and bool((values == first[0]).all()) else nan
 
 
-def _pair(cells: Any, number: float) -> npt.NDArray[np.float64]:
-    """Return each cell with a number beside it."""
-    flat = np.asarray(cells, np.float64).reshape(-1)
-    return np.stack([flat, np.full(flat.shape, number)], -1)
-
-
-def _one(numbers: Any) -> float:
-    """Return the number that they all are; NaN if they differ."""
-    return float(numbers[0]) if (numbers == numbers[0]).all() else float("nan")
+def _is_power_of_two(values: Floats) -> bool:
+    """Whether no product with these numbers is rounded, unless it overflows or underflows."""
+    return bool((np.abs(np.frexp(values)[0]) == 0.5).all())
 
 
 def _add_fixed(a: FixedTensor, b: FixedTensor, scale: float) -> FixedTensor:

@@ -15,7 +15,7 @@ from anydevice._proofs.checking.checker import check, refused
 from anydevice._proofs.checking.network import RefusedError
 from anydevice._proofs.files import check as check_file
 from anydevice._proofs.files import read_certificate, read_model, read_queries
-from tests.proofs.checking.theorems import acasxu_folder, certificate, leaf_tree
+from tests.proofs.checking.theorems import acasxu, acasxu_folder, certificate, leaf_tree
 
 
 def instances(expected: str) -> Iterator[tuple[str, str]]:
@@ -23,10 +23,6 @@ def instances(expected: str) -> Iterator[tuple[str, str]]:
         for row in csv.DictReader(file):
             if row["expected"] == expected:
                 yield row["property"], row["net"]
-
-
-def network(name: str) -> Path:
-    return acasxu_folder() / "onnx" / f"ACASXU_run2a_{name}_batch_2000.onnx"
 
 
 def test_both_versions_of_a_property_mean_the_same() -> None:
@@ -38,7 +34,7 @@ def test_both_versions_of_a_property_mean_the_same() -> None:
 
 
 def test_a_network_is_seven_layers() -> None:
-    model = read_model(network("1_1"))
+    model = read_model(acasxu("1_1", 1)[0])
     sizes = [node.size for node in model.network.nodes]
     assert (model.network.inputs, sizes) == (5, [50] * 6 + [5])
     assert [node.function for node in model.network.nodes] == ["relu"] * 6 + [""]
@@ -56,8 +52,9 @@ def forged(depth: int) -> int:
     """How many of the false theorems are refused, for certificates of 2**depth leaves each."""
     random, count = np.random.default_rng(depth), 0
     for number, name in instances("sat"):
-        model = read_model(network(name))
-        queries = read_queries(acasxu_folder() / "vnnlib" / f"prop_{number}.vnnlib", model)
+        file, claim = acasxu(name, number)
+        model = read_model(file)
+        queries = read_queries(claim, model)
         trees = []
         for query in queries:
             weights = random.integers(0, 256, (2**depth, len(query.group))).astype(np.uint8)
@@ -86,13 +83,13 @@ def test_all_139_certificates_are_small_and_checked_quickly(precision: str, tmp_
 
     count, size, seconds = 0, 0, 0.0
     for number, name in instances("unsat"):
-        claim = acasxu_folder() / "vnnlib" / f"prop_{number}.vnnlib"
-        proof = prove(network(name), claim, precision=precision)
+        network, claim = acasxu(name, number)
+        proof = prove(network, claim, precision=precision)
         assert isinstance(proof, Proof)
         (file,) = proof.save(tmp_path / f"{number}_{name}.proof")
         size += file.stat().st_size
         begin = time.process_time()
-        model = read_model(network(name))
+        model = read_model(network)
         certificate = read_certificate(file)
         assert certificate.arithmetic == precision
         count += check_file(model, read_queries(claim, model), certificate, file) > 0
@@ -104,9 +101,8 @@ def test_all_139_certificates_are_small_and_checked_quickly(precision: str, tmp_
 
 def test_a_false_theorem_stays_open_where_it_is_false() -> None:
     """Leaves are closed one after the other until those with counterexamples are left."""
-    model = read_model(network("2_1"))
-    (query,) = read_queries(acasxu_folder() / "vnnlib" / "prop_2.vnnlib", model)
-    random = np.random.default_rng(0)
-    steps = full(5, random)
-    open_ = refused(model.network, query, leaf_tree([[255] * 4] * 32, steps), "real")
-    assert open_
+    network, claim = acasxu("2_1", 2)
+    model = read_model(network)
+    (query,) = read_queries(claim, model)
+    steps = full(5, np.random.default_rng(0))
+    assert refused(model.network, query, leaf_tree([[255] * 4] * 32, steps), "real")

@@ -13,14 +13,7 @@ from anydevice._proofs.checking.certificate import LEAF, Lemma, Tree, read_certi
 from anydevice._proofs.checking.checker import check, refused, verdicts
 from anydevice._proofs.checking.network import FormatError, Network, Node, RefusedError
 from tests.comparing import assert_same_bits, assert_same_integers
-from tests.proofs.checking.theorems import (
-    certificate,
-    dense,
-    executed,
-    leaf_tree,
-    proved,
-    query,
-)
+from tests.proofs.checking.theorems import certificate, dense, executed, leaf_tree, proved, query
 
 NETWORK = dense((3, 8, 8, 2))
 BOX = ([-1] * 3, [1] * 3)

@@ -16,6 +16,7 @@ from anydevice._proofs.checking import smooth
 from anydevice._proofs.checking.certificate import LEAF, Certificate, Tree
 from anydevice._proofs.checking.checker import refused
 from anydevice._proofs.checking.network import Network, Node, Query
+from anydevice._proofs.evaluation import evaluate
 
 Points = np.ndarray[Any, Any]
 
@@ -27,12 +28,8 @@ def dense(sizes: Sequence[int], seed: int = 0, function: str = "relu") -> Networ
     for k, (fan, size) in enumerate(pairwise(sizes)):
         weight = random.normal(0, 1.5 / fan**0.5, (size, fan)).astype(np.float32)
         bias = random.normal(0, 0.3, size).astype(np.float32)
-        last = k == len(sizes) - 2
-        nodes.append(
-            Node(
-                (k,), (weight.astype(float),), bias.astype(float), "" if last else function, fan + 1
-            )
-        )
+        name = "" if k == len(sizes) - 2 else function
+        nodes.append(Node((k,), (weight.astype(float),), bias.astype(float), name, fan + 1))
     return Network(sizes[0], tuple(nodes))
 
 
@@ -70,13 +67,7 @@ def query(
 
 def executed(network: Network, x: Points) -> Points:
     """The outputs at points, in float64."""
-    values = [np.asarray(x, float)]
-    for node in network.nodes:
-        z = node.bias
-        for i, weight in zip(node.inputs, node.weights, strict=True):
-            z = z + (values[i] @ weight.T if weight.ndim > 1 else values[i] * weight)
-        values.append({"": z, "relu": np.maximum(z, 0), "tanh": np.tanh(z)}[node.function])
-    return values[-1]
+    return evaluate(network, np.atleast_2d(x))[0].reshape(*np.shape(x)[:-1], network.outputs)
 
 
 def exactly(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
@@ -140,6 +131,13 @@ def certificate(
     assumed = smooth.assumptions(functions, arithmetic == "float32")
     hashes = tuple(each.hash() for each in queries)
     return Certificate("", network.hash(), hashes, arithmetic, assumed, tuple(trees))
+
+
+def acasxu(net: str, number: int | str) -> tuple[Path, Path]:
+    """Return the files of a network and of a property of ACAS Xu."""
+    folder = acasxu_folder()
+    model = folder / "onnx" / f"ACASXU_run2a_{net}_batch_2000.onnx"
+    return model, folder / "vnnlib" / f"prop_{number}.vnnlib"
 
 
 def acasxu_folder() -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from anydevice._core.protocols import FixedTensor, Trace
+from anydevice._core.protocols import FixedTensor, Trace, Windows
 from anydevice._core.protocols import TracedTensor as Traced
 from anydevice._libraries.base import ModelAdapter, host_array, recording
 from anydevice._libraries.jax.module import EquinoxAdapter, JaxAdapter
@@ -164,9 +164,8 @@ def _convolution(
     widths = [(int(low), int(high)) for low, high in padding]
     if any(min(pair) < 0 for pair in widths):
         raise trace.refuse("a padding that cuts")
-    y = trace.convolution(
-        image, kernels, None, window_strides, widths, rhs_dilation, feature_group_count
-    )
+    windows = Windows(window_strides, widths, rhs_dilation)
+    y = trace.convolution(image, kernels, None, windows, feature_group_count)
     return trace.rearrange(lambda x: x.transpose(np.argsort(output_axes)), y)
 
 
@@ -183,7 +182,8 @@ def _window(
 ) -> Traced:
     if any(step != 1 for step in base_dilation):
         raise trace.refuse("a pooling that spreads its input")
-    return trace.pool(kind, a, window_dimensions, window_strides, padding, window_dilation)
+    windows = Windows(window_strides, padding, window_dilation)
+    return trace.pool(kind, a, window_dimensions, windows)
 
 
 def _pad(trace: Trace, a: Traced, fill: Traced, *, padding_config: Any, **_: Any) -> Traced:

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anydevice._core.protocols import FixedTensor, SymbolicTensor, Trace
+from anydevice._core.protocols import FixedTensor, SymbolicTensor, Trace, Windows
 from anydevice._core.protocols import TracedTensor as Traced
 from anydevice._libraries.base import ModelAdapter, host_array
 
@@ -217,8 +217,7 @@ def _convolution(
     if transposed:
         raise trace.refuse("a transposed convolution")
     axes = len(weight.shape) - 2 if isinstance(weight, FixedTensor) else len(stride)
-    steps, widths, spread = [_per_axis(x, axes) for x in (stride, padding, dilation)]
-    return trace.convolution(a, weight, bias, steps, _both_sides(widths), spread, groups)
+    return trace.convolution(a, weight, bias, _windows(axes, stride, padding, dilation), groups)
 
 
 def _per_axis(value: int | Sizes, axes: int) -> list[int]:
@@ -226,8 +225,9 @@ def _per_axis(value: int | Sizes, axes: int) -> list[int]:
     return sizes * axes if len(sizes) == 1 else sizes
 
 
-def _both_sides(widths: Sizes) -> list[tuple[int, int]]:
-    return [(width, width) for width in widths]
+def _windows(axes: int, stride: Sizes, padding: Sizes = (0,), dilation: Sizes = (1,)) -> Windows:
+    steps, widths, spread = [_per_axis(x, axes) for x in (stride, padding, dilation)]
+    return Windows(steps, [(width, width) for width in widths], spread)
 
 
 def _max_pool(
@@ -242,9 +242,8 @@ def _max_pool(
     if ceil_mode:
         raise trace.refuse("ceil_mode")
     axes = 1 if len(size) == 1 and isinstance(a, SymbolicTensor) and len(a.shape) == 3 else 2
-    window, widths, spread = [_per_axis(x, axes) for x in (size, padding, dilation)]
-    steps = _per_axis(stride, axes) if len(stride) else window
-    return [trace.pool("max", a, window, steps, _both_sides(widths), spread), None]
+    windows = _windows(axes, stride or size, padding, dilation)
+    return [trace.pool("max", a, _per_axis(size, axes), windows), None]
 
 
 def _avg_pool(
@@ -258,11 +257,10 @@ def _avg_pool(
     divisor_override: int | None = None,
     axes: int = 2,
 ) -> Traced:
-    widths, window = _per_axis(padding, axes), _per_axis(size, axes)
-    if ceil_mode or divisor_override or (any(widths) and not count_include_pad):
+    if ceil_mode or divisor_override or (any(padding) and not count_include_pad):
         raise trace.refuse("this form of average pooling")
-    steps = _per_axis(stride, axes) if len(stride) else window
-    return trace.pool("mean", a, window, steps, _both_sides(widths))
+    windows = _windows(axes, stride or size, padding)
+    return trace.pool("mean", a, _per_axis(size, axes), windows)
 
 
 def _adaptive_pool(trace: Trace, a: Traced, outputs: Sizes) -> Traced:
@@ -271,7 +269,7 @@ def _adaptive_pool(trace: Trace, a: Traced, outputs: Sizes) -> Traced:
     if any(size % count for size, count in zip(sizes, outputs, strict=True)):
         raise trace.refuse(f"an adaptive pooling of {sizes} to {tuple(outputs)}")
     window = [size // count for size, count in zip(sizes, outputs, strict=True)]
-    return trace.pool("mean", a, window, window, [(0, 0)] * axes)
+    return trace.pool("mean", a, window, _windows(axes, window))
 
 
 def _batch_norm(

@@ -167,7 +167,7 @@ class SoundNetwork:
     def _join(
         self, rows: dict[int, Floats], i: int, part: Floats, error: Floats, bounds: Bounds, box: Any
     ) -> Floats:
-        """Add coefficients of a node to those that it has already."""
+        """Add coefficients of a node to its coefficients so far, and return the error."""
         if i in rows:
             part = part + rows[i]
             error = error + self.e * smooth.dot(np.abs(part), bounds.size[i][box])

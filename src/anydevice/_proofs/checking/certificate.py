@@ -50,13 +50,13 @@ class Tree(NamedTuple):
     - `0 <= step < inputs`: the box is halved along this input, at the midpoint (low + high) / 2 of
       float64. The lower half comes first.
     - `inputs <= step`: the case that neuron `step - inputs` has a value >= 0 before its function,
-      then the case <= 0. Neurons are those of all nodes with a function (`first_neurons`).
+      then the case <= 0. All nodes with a function have neurons (`first_neurons`).
     - `EACH_GROUP`: one subtree for each group of the query, in order, and about this group alone.
     - `LEAF`: no subtree. Bounds decide it; a case narrows the bounds of its own neuron alone.
 
     `weights` (leaves, rows): for each group that a leaf is about, the sum of its rows times these
     weights is greater than 0 (at least 0 where all are strict).
-    `slopes_of` (leaves): the set of `slopes` of a leaf, -1 for those of the checker.
+    `slopes_of` (leaves): the set of `slopes` of a leaf, -1 if the checker chooses them.
     `slopes` (sets, neurons): 255 times the slope of the lower line of each undecided ReLU.
     `multipliers` of float16: for each leaf, in order, one for each case of a neuron on its path,
     from the root: the multiple of the neuron's value that is subtracted, for weights / 255.
@@ -192,7 +192,7 @@ def preorder(steps: Integers, first: Integers, groups: int = 1) -> Integers:
     """Return the preorder of nodes that are numbered in the order of a search.
 
     Node 0 is the root. The children of node i have the numbers `first[i]`, `first[i] + 1`, …; all
-    are greater than i. `steps` are those of a `Tree`.
+    are greater than i. `steps` are steps of a `Tree`.
 
     >>> preorder(np.array([0, -1, 1, -1, -1]), np.array([1, 0, 3, 0, 0])).tolist()
     [0, 1, 2, 3, 4]
@@ -332,7 +332,7 @@ def _read_tree(header: dict[str, Any], rest: _Rest) -> Tree:
         slopes_of = rest.take(_width(sets + 1, "slopes"), len(codes)).astype(np.int64) - 1
     slopes = rest.take("u1", sets, neurons)
     if slopes_of.max(initial=-1) >= sets:
-        raise FormatError("a tree names slopes that are not there")
+        raise FormatError("a tree names a set of slopes that does not exist")
     multipliers = rest.take("<f2", header["multipliers"])
     steps = np.where(coded <= -10, LEAF, coded)
     lemmas = tuple([_read_lemma(lemma, rest) for lemma in header.get("lemmas", [])])

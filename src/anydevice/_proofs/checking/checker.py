@@ -59,7 +59,7 @@ def leaves_of(tree: Tree, root: TreePart, net: SoundNetwork, groups: int) -> lis
     leaves, stack, inputs = list[TreePart](), [root], net.network.inputs
     for step in tree.steps.tolist():
         if not stack:
-            raise RefusedError(f"a tree goes on behind leaf {len(leaves)}, its last")
+            raise RefusedError(f"a tree continues behind leaf {len(leaves)}, its last")
         part = stack.pop()
         if step == LEAF:
             leaves.append(part)
@@ -79,11 +79,10 @@ def leaves_of(tree: Tree, root: TreePart, net: SoundNetwork, groups: int) -> lis
 
 
 def verdicts(net: SoundNetwork, query: Query, tree: Tree, known: Any) -> Iterator[Any]:
-    """Yield batches of leaves: the first number, their smallest bounds, and whether they are
-    closed.
+    """Yield batches of leaves: the first number, their smallest bounds, and which are closed.
 
-    First the lemmas of the tree are proved, each with the bounds of those before it. `known` has,
-    by node, upper bounds of -value and value of each neuron.
+    First the lemmas of the tree are proved, each with the bounds of the lemmas before it. `known`
+    has, by node, upper bounds of -value and value of each neuron.
     """
     for n, lemma in enumerate(tree.lemmas, 1):
         ending, question = lemma.theorem(net.network, query)

@@ -85,7 +85,13 @@ Tensor = Array | Value | Erf
 
 
 class Lowering:
-    """Turns the operators of a graph into nodes, one after the other."""
+    """Turns the operators of a graph into nodes, one after the other.
+
+    `operator` is the one that is lowered now, and `attributes` has its attributes by name.
+    """
+
+    operator: Operator
+    attributes: dict[str, Any]
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.softmax = graph, False
@@ -101,9 +107,9 @@ class Lowering:
         """Lower all operators; return the network of the nodes that the output depends on."""
         for operator in self.graph.operators:
             try:
-                operator = operator._replace(attributes=_attributes(operator))
+                self.operator, self.attributes = operator, _attributes(operator)
                 inputs = [self._use(name) if name else None for name in operator.inputs]
-                results = _OPERATORS[operator.kind](self, operator, *inputs)
+                results = _OPERATORS[operator.kind](self, *inputs)
             except NotSupportedError as error:
                 raise NotSupportedError(f"{operator}: {error}") from None
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -207,14 +213,14 @@ class Lowering:
 def _attributes(operator: Operator) -> dict[str, Any]:
     """Return the attributes of an operator by name, as numbers, texts, lists and arrays."""
     attributes = {}
-    for each in map(message, operator.attributes):
-        floats = np.frombuffer(b"".join(map(bytes, each[7] or each[2])), "<f4").tolist()
-        value: Any = floats[0] if each[2] else floats
-        if each[3] or each[8]:
-            value = each[3][-1] if each[3] else list(integers(each[8]))
-        elif each[4] or each[5]:
-            value = text(each[4]) if each[4] else tensor(each[5][-1])[1]
-        attributes[text(each[1])] = value
+    for fields in map(message, operator.attributes):
+        floats = np.frombuffer(b"".join(map(bytes, fields[7] or fields[2])), "<f4").tolist()
+        value: Any = floats[0] if fields[2] else floats
+        if fields[3] or fields[8]:
+            value = fields[3][-1] if fields[3] else list(integers(fields[8]))
+        elif fields[4] or fields[5]:
+            value = text(fields[4]) if fields[4] else tensor(fields[5][-1])[1]
+        attributes[text(fields[1])] = value
     return attributes
 
 
@@ -242,12 +248,12 @@ def _drop_unused(nodes: list[Node]) -> tuple[Node, ...]:
 def _shape_of(function: Callable[..., Array]) -> Callable[..., Tensor]:
     """Return an operator that only rearranges elements, also of constants."""
 
-    def run(low: Lowering, operator: Operator, x: Tensor, *others: Array) -> Tensor:
+    def run(net: Lowering, x: Tensor, *others: Array) -> Tensor:
         if isinstance(x, Value):
-            return x._replace(places=function(operator.attributes, x.places, *others))
+            return x._replace(places=function(net.attributes, x.places, *others))
         if isinstance(x, Erf):
             raise NotSupportedError("erf is known as a part of GELU alone")
-        return function(operator.attributes, x, *others)
+        return function(net.attributes, x, *others)
 
     return run
 
@@ -275,35 +281,35 @@ def _slice(attributes: dict[str, Any], x: Array, *parts: Array) -> Array:
     return x[tuple(cut)]
 
 
-def _cast(low: Lowering, operator: Operator, x: Tensor) -> Tensor:
-    kind = operator.attributes.get("to", 0)
+def _cast(net: Lowering, x: Tensor) -> Tensor:
+    kind = net.attributes.get("to", 0)
     if isinstance(x, Value | Erf) and kind not in _FLOATS:
         raise NotSupportedError(f"it converts to dtype {kind}, which is not float32 or float64")
     return x
 
 
-def _dropout(low: Lowering, operator: Operator, x: Tensor, *others: Any) -> Tensor:
+def _dropout(net: Lowering, x: Tensor, *others: Any) -> Tensor:
     if any(isinstance(x, Value) or np.any(x) for x in others[1:] if x is not None):
         raise NotSupportedError("it is in training mode")
     return x
 
 
-def _constant(low: Lowering, operator: Operator) -> Tensor:
-    for name, value in operator.attributes.items():
+def _constant(net: Lowering) -> Tensor:
+    for name, value in net.attributes.items():
         if name in ("value", "value_float", "value_floats", "value_int", "value_ints"):
             return np.asarray(value, np.int64 if "int" in name else None)
     raise NotSupportedError("it has no numbers")
 
 
-def _constant_of_shape(low: Lowering, operator: Operator, shape: Array) -> Tensor:
+def _constant_of_shape(net: Lowering, shape: Array) -> Tensor:
     if prod(int(n) for n in shape) > 1 << 16 or len(shape) > 8:
         raise NotSupportedError("it is larger than the shapes of tensors are")
-    value = operator.attributes.get("value", np.zeros(1))
+    value = net.attributes.get("value", np.zeros(1))
     return np.full([int(n) for n in shape], value.reshape(-1)[0])
 
 
-def _concat(low: Lowering, operator: Operator, *parts: Any) -> Tensor:
-    axis = operator.attributes.get("axis", 0)
+def _concat(net: Lowering, *parts: Any) -> Tensor:
+    axis = net.attributes.get("axis", 0)
     if not any(isinstance(part, Value) for part in parts):
         return np.concatenate(parts, axis)
     values = [part for part in parts if isinstance(part, Value)]
@@ -318,63 +324,61 @@ def _concat(low: Lowering, operator: Operator, *parts: Any) -> Tensor:
     for k, part in enumerate(parts):
         if isinstance(part, Value):
             rows = np.nonzero(where == k)[0]
-            matrix = low.zeros(bias.size, part.places.size)
+            matrix = net.zeros(bias.size, part.places.size)
             matrix[rows, np.arange(len(rows))] = 1.0
             if len(np.unique(part.places)) < part.places.size:
-                part = low.copy(part)
+                part = net.copy(part)
             terms.append((part, matrix))
-    return low.add(terms, bias)
+    return net.add(terms, bias)
 
 
-def _split_axis(
-    low: Lowering, operator: Operator, x: Value, sizes: Array | None = None
-) -> list[Value]:
-    axis = operator.attributes.get("axis", 0)
-    lengths = operator.attributes.get("split") if sizes is None else sizes.tolist()
-    count = operator.attributes.get("num_outputs", len(operator.outputs))
+def _split_axis(net: Lowering, x: Value, sizes: Array | None = None) -> list[Value]:
+    axis = net.attributes.get("axis", 0)
+    lengths = net.attributes.get("split") if sizes is None else sizes.tolist()
+    count = net.attributes.get("num_outputs", len(net.operator.outputs))
     edges = np.cumsum(lengths)[:-1] if lengths else count
     return [x._replace(places=p, alone=False) for p in np.split(x.places, edges, axis)]
 
 
-def _pad(low: Lowering, operator: Operator, x: Value, pads: Any = None, value: Any = None) -> Value:
-    if operator.attributes.get("mode", "constant") != "constant":
+def _pad(net: Lowering, x: Value, pads: Any = None, value: Any = None) -> Value:
+    if net.attributes.get("mode", "constant") != "constant":
         raise NotSupportedError("it pads otherwise than with a constant")
-    amounts = np.array(operator.attributes.get("pads") if pads is None else pads).reshape(2, -1).T
+    amounts = np.array(net.attributes.get("pads") if pads is None else pads).reshape(2, -1).T
     if (amounts < 0).any() or amounts.sum() > 1 << 20:
         raise NotSupportedError("it pads by a negative or a huge amount")
-    filler = float(value) if value is not None else operator.attributes.get("value", 0.0)
+    filler = float(value) if value is not None else net.attributes.get("value", 0.0)
     target = np.pad(np.arange(x.places.size).reshape(x.shape), amounts, constant_values=-1)
     inner = np.nonzero(target.reshape(-1) >= 0)[0]
-    matrix = low.zeros(target.size, x.places.size)
+    matrix = net.zeros(target.size, x.places.size)
     matrix[inner, target.reshape(-1)[inner]] = 1.0
-    return low.add([(x, matrix)], np.where(target >= 0, 0.0, filler))
+    return net.add([(x, matrix)], np.where(target >= 0, 0.0, filler))
 
 
-def _sum(low: Lowering, operator: Operator, a: Any, b: Any) -> Tensor:
-    sign = -1.0 if operator.kind == "Sub" else 1.0
+def _sum(net: Lowering, a: Any, b: Any) -> Tensor:
+    sign = -1.0 if net.operator.kind == "Sub" else 1.0
     if isinstance(a, Erf) and not isinstance(b, Value) and b.size == 1:
         return a._replace(shift=a.shift + sign * float(b.reshape(-1)[0]))
-    if isinstance(b, Erf) and operator.kind == "Add":
-        return _sum(low, operator, b, a)
+    if isinstance(b, Erf) and sign > 0:
+        return _sum(net, b, a)
     arrays = [x.places if isinstance(x, Value) else x for x in (a, b)]
     first, second = np.broadcast_arrays(*arrays)
     shape, zeros = first.shape, np.zeros(first.shape)
     if isinstance(a, Value) and isinstance(b, Value):
         terms = [(a._replace(places=first), 1.0), (b._replace(places=second), sign)]
-        return low.add(terms, zeros, roundings=1)
+        return net.add(terms, zeros, roundings=1)
     if isinstance(b, Value):
-        return low.add([(b._replace(places=second), sign)], first, roundings=1)
+        return net.add([(b._replace(places=second), sign)], first, roundings=1)
     if not isinstance(a, Value):
         return _constants(a + int(sign) * b)
     value, bias = a._replace(places=first), sign * second
     if not bias.any():
         return value
-    node = low.nodes[a.node - 1] if shape == a.shape and low.free(a) else None
+    node = net.nodes[a.node - 1] if shape == a.shape and net.free(a) else None
     if node is None or node.bias.any():
-        return low.add([(value, 1.0)], bias, roundings=1)
+        return net.add([(value, 1.0)], bias, roundings=1)
     flat = np.zeros(node.size)
     flat[value.places] = bias
-    low.nodes[a.node - 1] = node._replace(bias=flat, roundings=node.roundings + 1)
+    net.nodes[a.node - 1] = node._replace(bias=flat, roundings=node.roundings + 1)
     return value
 
 
@@ -384,52 +388,52 @@ def _constants(result: Array) -> Array:
     return result
 
 
-def _mul(low: Lowering, operator: Operator, a: Any, b: Any) -> Tensor:
+def _mul(net: Lowering, a: Any, b: Any) -> Tensor:
     if isinstance(b, Erf) or not isinstance(a, Value | Erf):
         a, b = b, a
     if isinstance(a, Erf):
-        return _gelu_of(low, a, b)
+        return _gelu_of(net, a, b)
     if not isinstance(a, Value):
         return _constants(a * b)
     if isinstance(b, Value):
-        return _silu_or_product(low, a, b)
+        return _silu_or_product(net, a, b)
     places, factors = np.broadcast_arrays(a.places, b)
     value = a._replace(places=places)
-    return low.add([(value, factors.reshape(-1))], np.zeros(places.shape), roundings=1)
+    return net.add([(value, factors.reshape(-1))], np.zeros(places.shape), roundings=1)
 
 
-def _silu_or_product(low: Lowering, a: Value, b: Value) -> Value:
+def _silu_or_product(net: Lowering, a: Value, b: Value) -> Value:
     for one, other in ((a, b), (b, a)):
-        function, source = low.sources.get(other.node, ("", None))
+        function, source = net.sources.get(other.node, ("", None))
         if function == "sigmoid" and source is not None and source.node == one.node:
             inside = other.places.reshape(-1)
             if np.array_equal(source.places.reshape(-1)[inside], one.places.reshape(-1)):
-                return low.copy(one, "silu")
+                return net.copy(one, "silu")
     first, second = np.broadcast_arrays(a.places, b.places)
-    return low.product(a._replace(places=first), b._replace(places=second))
+    return net.product(a._replace(places=first), b._replace(places=second))
 
 
-def _gelu_of(low: Lowering, erf: Erf, other: Any) -> Tensor:
+def _gelu_of(net: Lowering, erf: Erf, other: Any) -> Tensor:
     """Multiply scale * erf(x / sqrt(2)) + scale with a number, or with a multiple of x (a GELU)."""
     if not isinstance(other, Value):
         factor = float(np.asarray(other).reshape(-1)[0])
         if np.asarray(other).size != 1:
             raise NotSupportedError("erf is known as a part of GELU alone")
         return erf._replace(scale=erf.scale * factor, shift=erf.shift * factor)
-    x, inner = _multiple(low, erf.of)
-    y, outer = _multiple(low, other)
+    x, inner = _multiple(net, erf.of)
+    y, outer = _multiple(net, other)
     same = x.node == y.node and np.array_equal(x.places, y.places)
     if not same or abs(inner * sqrt(2.0) - 1.0) > 1e-6 or erf.scale != erf.shift:
         raise NotSupportedError("erf is known as a part of GELU alone")
-    result, factor = low.copy(x, "gelu"), 2.0 * erf.scale * outer
+    result, factor = net.copy(x, "gelu"), 2.0 * erf.scale * outer
     if factor == 1.0:
         return result
-    return low.add([(result, factor)], np.zeros(result.shape), roundings=1, inexact=ROUNDED)
+    return net.add([(result, factor)], np.zeros(result.shape), roundings=1, inexact=ROUNDED)
 
 
-def _multiple(low: Lowering, value: Value) -> tuple[Value, float]:
+def _multiple(net: Lowering, value: Value) -> tuple[Value, float]:
     """Return the value that this one is a multiple of, and the factor."""
-    node = low.nodes[value.node - 1] if value.node else None
+    node = net.nodes[value.node - 1] if value.node else None
     if node is None or node.function or node.bias.any() or len(node.weights) > 1:
         return value, 1.0
     weight = node.weights[0]
@@ -438,23 +442,23 @@ def _multiple(low: Lowering, value: Value) -> tuple[Value, float]:
     return Value(node.inputs[0], value.places, False), float(weight[0])
 
 
-def _div(low: Lowering, operator: Operator, a: Any, b: Any) -> Tensor:
+def _div(net: Lowering, a: Any, b: Any) -> Tensor:
     if not isinstance(a, Value | Erf) and not isinstance(b, Value | Erf):
         return _constants(a // b)
     if isinstance(a, Erf) or isinstance(b, Erf):
         raise NotSupportedError("erf is known as a part of GELU alone")
     if isinstance(b, Value):
-        return _mul(low, operator, a, low.copy(b, "reciprocal"))
+        return _mul(net, a, net.copy(b, "reciprocal"))
     places, divisors = np.broadcast_arrays(a.places, b)
     if not divisors.all():
         raise FormatError("it divides by 0")
     factors = 1.0 / divisors.reshape(-1)
     inexact = 0.0 if (np.abs(np.frexp(divisors)[0]) == 0.5).all() else ROUNDED
     value = a._replace(places=places)
-    return low.add([(value, factors)], np.zeros(places.shape), roundings=2, inexact=inexact)
+    return net.add([(value, factors)], np.zeros(places.shape), roundings=2, inexact=inexact)
 
 
-def _matmul(low: Lowering, operator: Operator, a: Any, b: Any) -> Value:
+def _matmul(net: Lowering, a: Any, b: Any) -> Value:
     value, matrix = (a, b) if isinstance(a, Value) else (b, a)
     if not isinstance(value, Value) or isinstance(matrix, Value | Erf) or matrix.ndim > 2:
         raise NotSupportedError("it is not the product of a tensor with one matrix of constants")
@@ -463,13 +467,13 @@ def _matmul(low: Lowering, operator: Operator, a: Any, b: Any) -> Value:
         matrix = matrix.T
     if transposed:
         value = value._replace(places=np.swapaxes(value.places, -1, -2))
-    result = _product(low, value, matrix[:, None] if matrix.ndim == 1 else matrix)
+    result = _product(net, value, matrix[:, None] if matrix.ndim == 1 else matrix)
     if matrix.ndim == 1:  # a vector of constants leaves no axis
         return result._replace(places=result.places[..., 0])
     return result._replace(places=np.swapaxes(result.places, -1, -2)) if transposed else result
 
 
-def _product(low: Lowering, value: Value, matrix: Array, alpha: float = 1.0) -> Value:
+def _product(net: Lowering, value: Value, matrix: Array, alpha: float = 1.0) -> Value:
     """Return tensor @ matrix, for each row of the tensor."""
     if matrix.ndim != 2 or value.shape[-1] != len(matrix):
         raise FormatError(f"shapes {value.shape} and {matrix.shape} have no product")
@@ -477,36 +481,37 @@ def _product(low: Lowering, value: Value, matrix: Array, alpha: float = 1.0) -> 
     block, inexact = alpha * matrix.T, 0.0 if alpha == 1.0 else ROUNDED
     full = block
     if rows > 1:
-        full = low.zeros(rows * columns, rows * terms)
+        full = net.zeros(rows * columns, rows * terms)
         for k in range(rows):
             full[k * columns : (k + 1) * columns, k * terms : (k + 1) * terms] = block
     bias = np.zeros((*value.shape[:-1], columns))
-    return low.add([(value, full)], bias, roundings=terms + (alpha != 1.0), inexact=inexact)
+    return net.add([(value, full)], bias, roundings=terms + (alpha != 1.0), inexact=inexact)
 
 
-def _gemm(low: Lowering, operator: Operator, a: Any, b: Any, c: Any = None) -> Value:
-    attributes = operator.attributes
+def _gemm(net: Lowering, a: Any, b: Any, c: Any = None) -> Value:
+    attributes = net.attributes
     alpha, beta = attributes.get("alpha", 1.0), attributes.get("beta", 1.0)
     if not isinstance(a, Value) or isinstance(b, Value) or isinstance(c, Value):
         raise NotSupportedError("it is not the product of a tensor with constants")
     if attributes.get("transA", 0):
         a = a._replace(places=a.places.T)
-    product = _product(low, a, b.T if attributes.get("transB", 0) else b, alpha)
+    product = _product(net, a, b.T if attributes.get("transB", 0) else b, alpha)
     if c is None or beta == 0:
         return product
     if beta != 1.0:
         raise NotSupportedError("its beta is not 1")
-    result = _sum(low, operator._replace(kind="Add"), product, c)
+    result = _sum(net, product, c)
     assert isinstance(result, Value)
     return result
 
 
-def _windows(operator: Operator, x: Value, kernel: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
-    """Return the elements of all windows: (channels, kernel, outputs), -1 for padding."""
-    attributes, spatial = operator.attributes, x.shape[2:]
-    if len(x.shape) - 2 != len(kernel) or x.shape[0] != 1 or len(kernel) not in (1, 2):
+def _windows(
+    attributes: dict[str, Any], x: Value, kernel: Sequence[int]
+) -> tuple[Array, list[int]]:
+    """Return windows (channels, kernel, windows), -1 for padding, and their numbers by axis."""
+    rank, spatial = len(kernel), x.shape[2:]
+    if len(spatial) != rank or x.shape[0] != 1 or rank not in (1, 2):
         raise NotSupportedError(f"an input of shape {x.shape} and a window of {tuple(kernel)}")
-    rank = len(kernel)
     strides = attributes.get("strides", [1] * rank)
     dilations = attributes.get("dilations", [1] * rank)
     if min(*strides, *dilations, *kernel) < 1 or attributes.get("ceil_mode", 0):
@@ -533,45 +538,43 @@ def _windows(operator: Operator, x: Value, kernel: Sequence[int]) -> tuple[Array
             for o, d, n, s in zip(offsets, dilations, sizes, strides, strict=True)
         ]
         parts.append(padded[(slice(None), *cut)].reshape(len(padded), -1))
-    return np.stack(parts, 1), (1, *sizes)
+    return np.stack(parts, 1), sizes
 
 
-def _conv(low: Lowering, operator: Operator, x: Value, w: Array, b: Any = None) -> Value:
-    groups = operator.attributes.get("group", 1)
-    windows, (_, *sizes) = _windows(operator, x, w.shape[2:])
+def _conv(net: Lowering, x: Value, w: Array, b: Any = None) -> Value:
+    groups = net.attributes.get("group", 1)
+    windows, sizes = _windows(net.attributes, x, w.shape[2:])
     channels, outputs = x.shape[1] // groups, w.shape[0] // groups
     if w.shape[1] != channels or channels * groups != x.shape[1] or outputs * groups != len(w):
         raise FormatError(f"shapes {x.shape} and {w.shape} do not fit together")
     places = windows.shape[2]
-    matrix = low.zeros(len(w) * places, x.places.size)
+    matrix = net.zeros(len(w) * places, x.places.size)
     for k in range(len(w)):
         group = k // outputs
         below = windows[group * channels : (group + 1) * channels].reshape(-1, places)
         term, place = np.nonzero(below >= 0)
         matrix[k * places + place, below[term, place]] = w[k].reshape(-1)[term]
     bias = np.zeros((len(w), places)) + (0.0 if b is None else b.reshape(-1, 1))
-    terms = w[0].size
-    return low.add(
-        [(x, matrix)], bias.reshape(1, len(w), *sizes), roundings=terms + (b is not None)
-    )
+    bias, roundings = bias.reshape(1, len(w), *sizes), w[0].size + (b is not None)
+    return net.add([(x, matrix)], bias, roundings=roundings)
 
 
-def _average(low: Lowering, operator: Operator, x: Value) -> Value:
-    kernel = operator.attributes.get("kernel_shape", x.shape[2:])
-    windows, (_, *sizes) = _windows(operator, x, kernel)
+def _average(net: Lowering, x: Value) -> Value:
+    kernel = net.attributes.get("kernel_shape", x.shape[2:])
+    windows, sizes = _windows(net.attributes, x, kernel)
     channels, terms, places = windows.shape
     inside = windows >= 0
-    whole = operator.attributes.get("count_include_pad", 0)
+    whole = net.attributes.get("count_include_pad", 0)
     count = np.full((channels, places), terms) if whole else inside.sum(1)
-    matrix = low.zeros(channels * places, x.places.size)
+    matrix = net.zeros(channels * places, x.places.size)
     channel, _, place = np.nonzero(inside)
     matrix[channel * places + place, windows[inside]] = (1.0 / count)[channel, place]
     bias = np.zeros((1, channels, *sizes))
-    return low.add([(x, matrix)], bias, roundings=terms + 1, inexact=ROUNDED)
+    return net.add([(x, matrix)], bias, roundings=terms + 1, inexact=ROUNDED)
 
 
-def _max_pool(low: Lowering, operator: Operator, x: Value) -> Value:
-    windows, (_, *sizes) = _windows(operator, x, operator.attributes["kernel_shape"])
+def _max_pool(net: Lowering, x: Value) -> Value:
+    windows, sizes = _windows(net.attributes, x, net.attributes["kernel_shape"])
     channels, _, places = windows.shape
     windows = np.where(windows < 0, windows.max(1, keepdims=True), windows)
     if windows.min() < 0:
@@ -581,89 +584,84 @@ def _max_pool(low: Lowering, operator: Operator, x: Value) -> Value:
     while len(value.places) > 1:
         half = (len(value.places) + 1) // 2
         first, second = value.places[:half], value.places[-half:]
-        value = low.larger(value._replace(places=first), value._replace(places=second))
+        value = net.larger(value._replace(places=first), value._replace(places=second))
     return value._replace(places=value.places.reshape(1, channels, *sizes))
 
 
-def _mean(low: Lowering, operator: Operator, x: Value, axes: Array | None = None) -> Value:
-    chosen = _axes(operator.attributes, axes)
-    if not chosen and operator.attributes.get("noop_with_empty_axes", 0):
+def _mean(net: Lowering, x: Value, axes: Array | None = None) -> Value:
+    chosen = _axes(net.attributes, axes)
+    if not chosen and net.attributes.get("noop_with_empty_axes", 0):
         return x
     chosen = chosen or tuple(range(len(x.shape)))
     kept = [a for a in range(len(x.shape)) if a not in [c % len(x.shape) for c in chosen]]
     outer = prod(x.shape[a] for a in kept)
     terms = x.places.size // outer
     rows = np.moveaxis(x.places, kept, range(len(kept))).reshape(outer, terms)
-    factor = 1.0 / terms if operator.kind == "ReduceMean" else 1.0
-    matrix = low.zeros(outer, x.places.size)
+    factor = 1.0 / terms if net.operator.kind == "ReduceMean" else 1.0
+    matrix = net.zeros(outer, x.places.size)
     for k in range(outer):
         matrix[k, k * terms : (k + 1) * terms] = factor
-    keep = operator.attributes.get("keepdims", 1)
+    keep = net.attributes.get("keepdims", 1)
     shape = [n if a in kept else 1 for a, n in enumerate(x.shape) if a in kept or keep]
     value, bias = x._replace(places=rows), np.zeros(shape)
-    return low.add([(value, matrix)], bias, roundings=terms + 1, inexact=ROUNDED)
+    return net.add([(value, matrix)], bias, roundings=terms + 1, inexact=ROUNDED)
 
 
-def _batch_norm(
-    low: Lowering, operator: Operator, x: Value, scale: Array, b: Array, mean: Array, var: Array
-) -> Value:
-    if operator.attributes.get("training_mode", 0):
+def _batch_norm(net: Lowering, x: Value, scale: Array, b: Array, mean: Array, var: Array) -> Value:
+    if net.attributes.get("training_mode", 0):
         raise NotSupportedError("it is in training mode")
-    if low.free(x):  # an execution may fold it into the layer before, which rounds more often
-        node = low.nodes[x.node - 1]
-        low.nodes[x.node - 1] = node._replace(roundings=node.roundings + 6)
+    if net.free(x):  # an execution may fold it into the layer before, which rounds more often
+        node = net.nodes[x.node - 1]
+        net.nodes[x.node - 1] = node._replace(roundings=node.roundings + 6)
     shape = (1, -1, *(1 for _ in x.shape[2:]))
-    factor = scale / np.sqrt(var + operator.attributes.get("epsilon", 1e-5))
+    factor = scale / np.sqrt(var + net.attributes.get("epsilon", 1e-5))
     factors, means, shifts = (
         np.broadcast_to(array.reshape(shape), x.shape) for array in (factor, mean, b)
     )
-    centred = low.add([(x, 1.0)], -means, roundings=4)
+    centred = net.add([(x, 1.0)], -means, roundings=4)
     terms = [(centred, factors.reshape(-1))]
-    return low.add(terms, shifts, roundings=8, inexact=2.0**-50)
+    return net.add(terms, shifts, roundings=8, inexact=2.0**-50)
 
 
-def _elementwise(function: str) -> Callable[..., Value]:
-    def run(low: Lowering, operator: Operator, x: Value) -> Value:
-        return low.apply(x, function)
-
-    return run
+def _elementwise(function: str) -> Callable[[Lowering, Value], Value]:
+    return lambda net, x: net.apply(x, function)
 
 
-def _leaky(low: Lowering, operator: Operator, x: Value, slope: Array | None = None) -> Value:
-    slopes = operator.attributes.get("alpha", _SLOPE) if slope is None else slope
+def _leaky(net: Lowering, x: Value, slope: Array | None = None) -> Value:
+    slopes = net.attributes.get("alpha", _SLOPE) if slope is None else slope
     slopes = np.broadcast_to(slopes, x.shape).reshape(-1)
-    positive, rest = low.copy(x, "relu"), 1.0 - slopes
+    positive, rest = net.copy(x, "relu"), 1.0 - slopes
     exact = all(Fraction(r) + Fraction(s) == 1 for r, s in zip(rest, slopes, strict=True))
     terms = [(x, np.array(slopes)), (positive, rest)]
     inexact = 0.0 if exact else ROUNDED
-    return low.add(terms, np.zeros(x.shape), roundings=1, inexact=inexact)
+    return net.add(terms, np.zeros(x.shape), roundings=1, inexact=inexact)
 
 
-def _clip(low: Lowering, operator: Operator, x: Any, low_: Any = None, high: Any = None) -> Tensor:
-    bottom = operator.attributes.get("min") if low_ is None else float(low_)
-    top = operator.attributes.get("max") if high is None else float(high)
+def _clip(net: Lowering, x: Any, least: Any = None, most: Any = None) -> Tensor:
+    bottom = net.attributes.get("min") if least is None else float(least)
+    top = net.attributes.get("max") if most is None else float(most)
     if bottom != bottom or top != top:
         raise FormatError("it clips by NaN")
     if bottom is not None and bottom > -3e38:
-        x = _above(low, x, bottom)
-    return x if top is None or top > 3e38 else _below(low, x, top)
+        x = _above(net, x, bottom)
+    return x if top is None or top > 3e38 else _below(net, x, top)
 
 
-def _above(low: Lowering, x: Value, bottom: float) -> Value:
+def _above(net: Lowering, x: Value, bottom: float) -> Value:
     """Return the maximum of x and a number."""
     edge = np.full(x.shape, bottom)
-    return low.add([(low.add([(x, 1.0)], -edge, "relu"), 1.0)], edge)
+    return net.add([(net.add([(x, 1.0)], -edge, "relu"), 1.0)], edge)
 
 
-def _below(low: Lowering, x: Value, top: float) -> Value:
+def _below(net: Lowering, x: Value, top: float) -> Value:
     """Return the minimum of x and a number."""
     edge = np.full(x.shape, top)
-    return low.add([(low.add([(x, -1.0)], edge, "relu"), -1.0)], edge)
+    return net.add([(net.add([(x, -1.0)], edge, "relu"), -1.0)], edge)
 
 
-def _extreme(low: Lowering, operator: Operator, *parts: Any) -> Tensor:
+def _extreme(net: Lowering, *parts: Any) -> Tensor:
     """Return the minimum or maximum of values and constants."""
-    largest = operator.kind == "Max"
+    largest = net.operator.kind == "Max"
     result = next(part for part in parts if isinstance(part, Value))
     for part in parts:
         if part is result:
@@ -671,41 +669,41 @@ def _extreme(low: Lowering, operator: Operator, *parts: Any) -> Tensor:
         if not isinstance(part, Value):
             if part.size != 1:
                 raise NotSupportedError("its constant is not one number")
-            result = (_above if largest else _below)(low, result, float(part.reshape(-1)[0]))
+            result = (_above if largest else _below)(net, result, float(part.reshape(-1)[0]))
             continue
         first, second = np.broadcast_arrays(result.places, part.places)
         a, b = result._replace(places=first), part._replace(places=second)
         if largest:
-            result = low.larger(a, b)
+            result = net.larger(a, b)
         else:
-            more = low.add([(b, 1.0), (a, -1.0)], np.zeros(first.shape), "relu")
-            result = low.add([(b, 1.0), (more, -1.0)], np.zeros(first.shape))
+            more = net.add([(b, 1.0), (a, -1.0)], np.zeros(first.shape), "relu")
+            result = net.add([(b, 1.0), (more, -1.0)], np.zeros(first.shape))
     return result
 
 
-def _abs(low: Lowering, operator: Operator, x: Value) -> Value:
-    positive = low.copy(x, "relu")
-    negative = low.add([(x, -1.0)], np.zeros(x.shape), "relu")
-    return low.add([(positive, 1.0), (negative, 1.0)], np.zeros(x.shape))
+def _abs(net: Lowering, x: Value) -> Value:
+    positive = net.copy(x, "relu")
+    negative = net.add([(x, -1.0)], np.zeros(x.shape), "relu")
+    return net.add([(positive, 1.0), (negative, 1.0)], np.zeros(x.shape))
 
 
-def _gelu(low: Lowering, operator: Operator, x: Value) -> Value:
-    if operator.attributes.get("approximate", "none") != "none":
+def _gelu(net: Lowering, x: Value) -> Value:
+    if net.attributes.get("approximate", "none") != "none":
         raise NotSupportedError("GELU by tanh; export it with approximate='none'")
-    return low.copy(x, "gelu")
+    return net.copy(x, "gelu")
 
 
-def _power(low: Lowering, operator: Operator, x: Value, exponent: Array) -> Value:
+def _power(net: Lowering, x: Value, exponent: Array) -> Value:
     if isinstance(exponent, Value) or exponent.size != 1 or float(exponent.reshape(-1)[0]) != 2.0:
         raise NotSupportedError("a power other than the square")
-    return low.add([(low.copy(x, "square"), 1.0)], np.zeros(x.shape), roundings=1)
+    return net.add([(net.copy(x, "square"), 1.0)], np.zeros(x.shape), roundings=1)
 
 
-def _softmax(low: Lowering, operator: Operator, x: Value) -> Value:
-    axis = operator.attributes.get("axis", -1) % len(x.shape)
-    if operator.outputs != [low.graph.output] or x.shape[axis] != x.places.size:
+def _softmax(net: Lowering, x: Value) -> Value:
+    axis = net.attributes.get("axis", -1) % len(x.shape)
+    if net.operator.outputs != [net.graph.output] or x.shape[axis] != x.places.size:
         raise NotSupportedError("a softmax can only be the last operator, over all outputs")
-    low.softmax = True
+    net.softmax = True
     return x
 
 
@@ -722,7 +720,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Conv": _conv,
     "Div": _div,
     "Dropout": _dropout,
-    "Erf": lambda low, operator, x: Erf(x),
+    "Erf": lambda net, x: Erf(x),
     "Exp": _elementwise("exp"),
     "Flatten": _shape_of(
         lambda attributes, x: x.reshape(prod(x.shape[: attributes.get("axis", 1)]), -1)
@@ -733,14 +731,14 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Gelu": _gelu,
     "Gemm": _gemm,
     "GlobalAveragePool": _average,
-    "Identity": lambda low, operator, x, *others: x,
+    "Identity": lambda net, x, *others: x,
     "LeakyRelu": _leaky,
     "MatMul": _matmul,
     "Max": _extreme,
     "MaxPool": _max_pool,
     "Min": _extreme,
     "Mul": _mul,
-    "Neg": lambda low, operator, x: low.add([(x, -1.0)], np.zeros(x.shape)),
+    "Neg": lambda net, x: net.add([(x, -1.0)], np.zeros(x.shape)),
     "PRelu": _leaky,
     "Pad": _pad,
     "Pow": _power,
@@ -749,7 +747,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "ReduceSum": _mean,
     "Relu": _elementwise("relu"),
     "Reshape": _shape_of(_reshape),
-    "Shape": lambda low, operator, x: np.array(x.shape, np.int64),
+    "Shape": lambda net, x: np.array(x.shape, np.int64),
     "Sigmoid": _elementwise("sigmoid"),
     "Slice": _shape_of(_slice),
     "Softmax": _softmax,

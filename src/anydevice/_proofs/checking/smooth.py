@@ -39,7 +39,7 @@ class LinePair(NamedTuple):
     size: Floats
 
     def through(self, row: Floats, of: Any) -> tuple[Floats, Floats, Floats]:
-        """Turn coefficients of values into those of arguments; return a shift and a size, too."""
+        """Turn coefficients of values into coefficients of arguments, a shift and a size."""
         positive, negative = np.maximum(row, 0), np.minimum(row, 0)
         shift = dot(negative, self.ceiling[of])
         size = np.abs(shift)
@@ -54,9 +54,9 @@ class LinePair(NamedTuple):
     def on_forms(
         self, lower: Floats, upper: Floats, least: Floats, most: Floats
     ) -> tuple[Floats, Floats]:
-        """Return affine functions below and above the values, from such of the arguments.
+        """Return affine functions below and above the values, from functions of the arguments.
 
-        If these are constants, the bounds of the arguments are tighter.
+        Constant functions are replaced by the bounds of the arguments, which are tighter.
         """
         below, above = self.below[:, None], self.above[:, None]
         if lower.shape[1] == 1:
