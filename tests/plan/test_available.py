@@ -11,9 +11,9 @@ from anydevice import plan_inference, testing
 from anydevice._arrays.memory.stats import MemoryStats, memory_stats
 from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.discovery import discover as discovery
-from anydevice._plan import placement
-from anydevice._plan.overheads import CONTEXT
-from anydevice._plan.placement import AvailableMemory, available_memory, device_groups
+from anydevice._plan import plan as placement
+from anydevice._plan.estimates import CONTEXT
+from anydevice._plan.plan import AvailableMemory, available_memory, device_groups
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from tests.plan.configs import LLAMA_8B
 

@@ -139,7 +139,7 @@ class FullAtFirst(torch.nn.Module):
 
 def moved_by(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Where things are said to be, and what is moved where: torch has no second device here."""
-    from anydevice._plan import cpu_fallback as module
+    from anydevice._plan import retry as module
 
     moved: list[tuple[str, str]] = []
     original = module.to_device
@@ -190,7 +190,7 @@ def test_a_model_for_which_there_is_no_room_any_more_stays_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has gained gradients, and its device is full: the result matters more."""
-    from anydevice._plan import cpu_fallback as module
+    from anydevice._plan import retry as module
 
     model = FullAtFirst()
     moved = moved_by(monkeypatch)
@@ -243,13 +243,13 @@ def test_what_is_on_the_cpu_already_stays_what_it_is() -> None:
 
 
 def test_a_spread_array_has_no_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anydevice._plan import cpu_fallback as module
+    from anydevice._plan import retry as module
 
     def nowhere(tree: Any) -> Any:
         raise anydevice.DeviceMismatchError("spread")
 
     monkeypatch.setattr(module, "device_of", nowhere)
-    assert module._devices_of((FullAtFirst(), (), {})) == {}
+    assert module._device_of(torch.ones(1)) is None
     assert module._device_of_call((len, (torch.ones(1),), {})) == why().device
 
 

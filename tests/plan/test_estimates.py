@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 
 from anydevice import ConfigurationError, MemoryEstimate, estimate_inference, estimate_training
 from anydevice._plan.config import LARGEST_CONFIG, read_config
+from anydevice._plan.estimates import CONTEXT, WORKSPACE
 from anydevice._plan.model import shape_of
-from anydevice._plan.overheads import CONTEXT, WORKSPACE
 from anydevice._plan.quantization import quantization_of
 
 LLAMA: dict[str, Any] = {

@@ -11,9 +11,8 @@ import pytest
 import anydevice
 from anydevice import plan_inference, testing
 from anydevice._core.finding import BackendScan, Facts, RawDevice
-from anydevice._plan.estimates import estimate_inference
+from anydevice._plan.estimates import CONTEXT, MARGIN, estimate_inference
 from anydevice._plan.model import shape_of
-from anydevice._plan.overheads import CONTEXT, MARGIN
 from anydevice._plan.plan import Plan
 from anydevice.errors import ConfigurationError
 from tests.plan.configs import LLAMA_8B

@@ -10,7 +10,7 @@ import pytest
 
 from anydevice import ConfigurationError, plan_training
 from anydevice._plan.card_memory import card_memory
-from anydevice._plan.overheads import plannable
+from anydevice._plan.estimates import plannable
 from anydevice._plan.training_plan import tokens_a_second
 from tests.plan.configs import LLAMA_8B
 

@@ -11,9 +11,8 @@ from typing import Literal
 
 from anydevice._core.record import Record
 from anydevice._plan.cards import Cluster
-from anydevice._plan.estimates import FLOAT32
+from anydevice._plan.estimates import CONTEXT, FLOAT32, WORKSPACE
 from anydevice._plan.families import ModelShape
-from anydevice._plan.overheads import CONTEXT, WORKSPACE
 from anydevice._plan.training import OPTIMIZERS
 
 Strategy = Literal["replicate", "shard_gradients", "shard"]

@@ -9,11 +9,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from anydevice._core.device import Device
-from anydevice._core.finding import Facts
 from anydevice._core.record import Record, replace
 from anydevice._core.text import parse_size, shortened
-from anydevice._plan.placement import AvailableMemory
 from anydevice.errors import ConfigurationError
 
 GIB = 2**30
@@ -122,15 +119,6 @@ class Cluster(Record):
         if cards <= size:
             return replace(self, nodes=1, per_node=cards)
         return replace(self, nodes=-(-cards // size), per_node=size)
-
-    def available(self) -> tuple[AvailableMemory, ...]:
-        """Return the cards as devices of one machine whose memory is all free."""
-        return tuple(
-            AvailableMemory(
-                Device(self.card.backend, index), self.card.memory, facts=Facts(self.card.name)
-            )
-            for index in range(self.cards)
-        )
 
 
 _WORDS = re.compile(

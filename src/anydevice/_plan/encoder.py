@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.record import NOTHING, Record, replace
-from anydevice._plan.decoder import NO_DTYPE, USUAL_DTYPE, Matrix
 from anydevice._plan.families import (
     MOST_LAYERS,
+    NO_DTYPE,
+    USUAL_DTYPE,
     Flag,
     ModelFamily,
     ModelShape,
@@ -21,8 +22,8 @@ from anydevice._plan.families import (
     Tower,
     integer,
     quotient,
+    rounding,
 )
-from anydevice._plan.overheads import rounding
 
 if TYPE_CHECKING:
     from anydevice._plan.config import ModelConfig
@@ -301,14 +302,14 @@ def _layers(sizes: Sizes, row: Layers, width: int) -> list[Count]:
 
 
 def _count(parts: Iterable[Placed], width: int) -> Count:
-    parameters = held = 0
+    parameters = total = 0
     matrices: list[int] = []
     for sizes, part in parts:
         if part.when and not sizes.flag(part.when):
             continue
         rows, columns, count = map(sizes.size, (part.rows, part.columns, part.count))
-        found = Matrix("", rows, columns, sizes.flag(part.bias), count)
-        parameters += found.elements * part.learned
-        held += found.elements * (part.width or width)
-        matrices += [rows * columns * (part.width or width)] * (count if columns > 1 else 0)
-    return Count(parameters, held, tuple(matrices))
+        elements, element = count * rows * (columns + sizes.flag(part.bias)), part.width or width
+        parameters += elements * part.learned
+        total += elements * element
+        matrices += [rows * columns * element] * (count if columns > 1 else 0)
+    return Count(parameters, total, tuple(matrices))

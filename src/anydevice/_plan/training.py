@@ -13,10 +13,9 @@ from typing import Any
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.record import Record
 from anydevice._core.text import format_size
-from anydevice._plan.estimates import FLOAT32, part_lines
+from anydevice._plan.estimates import CONTEXT, FLOAT32, WORKSPACE, part_lines
 from anydevice._plan.families import ModelShape, integer
 from anydevice._plan.model import shape_of
-from anydevice._plan.overheads import CONTEXT, WORKSPACE
 from anydevice.errors import ConfigurationError
 
 _PARTS = ("parameters", "gradients", "optimizer", "master", "activations", "logits", "overhead")

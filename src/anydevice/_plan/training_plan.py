@@ -27,9 +27,9 @@ from anydevice._plan.card_memory import (
     saved_elements,
 )
 from anydevice._plan.cards import Cluster, cluster_of
+from anydevice._plan.estimates import plannable
 from anydevice._plan.families import ModelShape, integer
 from anydevice._plan.model import shape_of
-from anydevice._plan.overheads import plannable
 from anydevice._plan.training import OPTIMIZERS
 from anydevice.errors import ConfigurationError
 

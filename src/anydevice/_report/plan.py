@@ -14,8 +14,7 @@ from anydevice._core.text import (
     shortened,
     wrapped,
 )
-from anydevice._plan.estimates import PARTS, part_lines
-from anydevice._plan.overheads import MARGIN
+from anydevice._plan.estimates import MARGIN, PARTS, part_lines
 from anydevice._plan.plan import Alternative, Placement, Plan
 from anydevice._report import notebook
 from anydevice._report.tables import table

@@ -14,7 +14,7 @@ from anydevice._core.text import (
     wrapped,
 )
 from anydevice._plan.card_memory import CardMemory
-from anydevice._plan.overheads import MARGIN
+from anydevice._plan.estimates import MARGIN
 from anydevice._plan.training_plan import TrainingPlan
 from anydevice._report import notebook
 from anydevice._report.text import WIDTH, Paint, plain, verdict_lines

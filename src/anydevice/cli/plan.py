@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from anydevice._core.locks import started
 from anydevice._plan.config import is_gguf_path, locate
-from anydevice._plan.placement import look_ahead
+from anydevice._plan.plan import look_ahead
 from anydevice.cli.options import add_filters, add_removed_page, count
 from anydevice.cli.printing import Output
 from anydevice.errors import ConfigurationError
