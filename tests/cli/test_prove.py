@@ -288,8 +288,8 @@ def test_wrong_files_and_arguments_are_no_counterexamples(anydevice: Anydevice) 
         (("empty", "true.vnnlib"), "empty is empty\n"),
         (("net.onnx", "empty"), "empty is empty\n"),
         (("net.onnx",), "required: PROPERTY"),
-        (("net.onnx", "true.vnnlib", "--timeout", "soon"), "'soon' is no number of seconds"),
-        (("net.onnx", "true.vnnlib", "--timeout", "-1"), "'-1' is no number of seconds"),
+        (("net.onnx", "true.vnnlib", "--timeout", "soon"), "'soon' is not a number of seconds"),
+        (("net.onnx", "true.vnnlib", "--timeout", "-1"), "'-1' is not a number of seconds"),
         (("net.onnx", "true.vnnlib", "--engine", "none"), "none"),
     ]:
         code, out, err = anydevice("prove", *words)
