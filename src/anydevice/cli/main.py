@@ -133,7 +133,8 @@ def _run(words: list[str], output: Output) -> int:
         # With `--json FILE` the terminal is for people, errors too.
         as_json = arguments.json and getattr(arguments, "file", None) in (None, "-")
         with _warnings_in_a_line():
-            return command.run(arguments, output)
+            code: int = command.run(arguments, output)
+            return code
     except SystemExit as leaving:  # --help and --version
         return int(leaving.code or 0)
     except _UsageError as error:

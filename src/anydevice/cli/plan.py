@@ -103,7 +103,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _training(arguments: argparse.Namespace) -> tuple[TrainingPlan, Any]:
     from anydevice._plan.training_plan import plan_training
-    from anydevice._report.training_plan import training_lines
+    from anydevice._report.plan import training_lines
 
     names = (*_ONLY_TRAINING, "context", "batch")
     options = {name: value for name in names if (value := getattr(arguments, name)) is not None}
