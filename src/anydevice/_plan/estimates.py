@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from anydevice._core import hooks
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.record import Record, replace
-from anydevice._core.text import format_size
+from anydevice._core.text import format_size, no_pages
 from anydevice._plan.families import (
     MIB,
     USUAL_DTYPE,
@@ -185,6 +186,20 @@ class MemoryEstimate(MemoryParts):
         title = f"{self.context} tokens × {self.batch} in {self.dtype}, cache in {self.kv_dtype}"
         notes = [f"  note: {sentence}" for sentence in self.assumed]
         return "\n".join((title, *part_lines(self, (*PARTS, "total")), *notes))
+
+
+class RenderedPlan(Record):
+    """A plan that `_report` shows as text and in notebooks."""
+
+    def __str__(self) -> str:
+        return hooks.render(self, "text")
+
+    def _repr_html_(self) -> str:
+        return hooks.render(self, "html")
+
+    def save_html(self, path: object) -> None:
+        """Raise `ConfigurationError`: version 0.3 writes no pages."""
+        raise no_pages("save_html")
 
 
 def part_lines(estimate: Record, names: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
-"""The shape of a model that is given as a file, a folder, a module, a tree of arrays, or numbers.
+"""The shape of a model, given as a file, a folder, a config, a module, a tree or numbers.
 
-The bytes of tensors that are there are exact. Layers, heads and vocabulary follow from the names
-and sizes of the tensors where no config tells them.
+A decoder is counted from its config, matrix by matrix (`encoder` has all others). Without a config
+the bytes of the tensors are exact, and layers, heads and vocabulary follow from their names.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
         return _from_files(model, name)
     if isinstance(model, str | os.PathLike):
         return _from_path(model, name)
-    if isinstance(model, Mapping) and _is_config(model):
+    if isinstance(model, Mapping) and _is_config(model):  # and not a tree of arrays
         return _from_config(as_config(model), name)
     if hasattr(model, "to_dict") and hasattr(model, "model_type"):
         return _from_config(as_config(model.to_dict()), name)
@@ -111,10 +111,10 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
 
 
 def _from_config(config: ModelConfig, dtype: str | None, *, partly: bool = False) -> ModelShape:
-    """The shape of the model that a config describes, its weights in `dtype` or in its own.
+    """Return the shape of the model that a config describes, its weights in `dtype` or its own.
 
-    Raises `ConfigurationError` if the model is not in the tables, or is so only partly; if a number
-    is missing, wrong, or does not go with another.
+    Raises `ConfigurationError` if the model, or with `partly` its text part, is not in the tables,
+    and if a number is missing or wrong.
     """
     if not config.known:
         known = f"one of the {len(ARCHITECTURES) + len(ENCODERS)} that are known"
@@ -214,7 +214,6 @@ def _from_tree(tree: Any, dtype: str | None) -> ModelShape:
 
 
 def _is_config(values: Mapping[Any, Any]) -> bool:
-    """Whether a mapping is a config and not a tree of arrays."""
     if "model_type" in values or "architectures" in values:
         return True
     names = (name for word in _NEEDED for name in NAMES[word])
@@ -271,8 +270,14 @@ def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
     width = as_dtype(own).itemsize
     settings = config.get("quantization_config")
     quantization = quantization_of(settings, config.source) if settings else None
-    if quantization and width == 1:
-        own, width = _beside_quantized(config, quantization)
+    if quantization and width == 1:  # the dtype of all tensors that are not quantized
+        if quantization.method != "fp8":
+            method = quantization.method
+            raise ConfigurationError(
+                f"the weights are quantized already ({method}): leave dtype out", "dtype"
+            )
+        own = config.dtype or USUAL_DTYPE
+        width = as_dtype(own).itemsize
     experts = layer_experts(config, sizes)
     routed = set(experts.layers) if experts else set()
     sparse = [number in routed for number in range(sizes.layers)]
@@ -333,18 +338,8 @@ def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
     )
 
 
-def _beside_quantized(config: ModelConfig, quantization: Quantization) -> tuple[str, int]:
-    """The dtype of what is not quantized, and its bytes, where weights of 8 bits are asked for."""
-    if quantization.method != "fp8":
-        raise ConfigurationError(
-            f"the weights are quantized already ({quantization.method}): leave dtype out", "dtype"
-        )
-    own = config.dtype or USUAL_DTYPE
-    return own, as_dtype(own).itemsize
-
-
 def decoder_sizes(config: ModelConfig) -> DecoderSizes:
-    """Return the sizes of a config; raise `ConfigurationError` if they do not fit together."""
+    """Return the sizes of a config; raise `ConfigurationError` if they contradict each other."""
     row, source = config.architecture, config.source
     hidden, heads = config.number("hidden"), config.number("heads")
     kv_heads = heads if row.plain_heads else config.number("kv_heads", heads)
@@ -473,21 +468,21 @@ def _network(config: ModelConfig, sizes: DecoderSizes) -> list[Matrix]:
 def _expert_matrices(config: ModelConfig, experts: Experts, hidden: int) -> list[Matrix]:
     inner, count = experts.intermediate, experts.count
     row, bias = config.architecture, config.flag(config.architecture.mlp_bias)
-    found = [
+    matrices = [
         Matrix("mlp.gate", count, hidden, row.expert_bias),
         Matrix("mlp.experts.gate_up_proj", 2 * inner, hidden, row.expert_bias, count),
         Matrix("mlp.experts.down_proj", hidden, inner, row.expert_bias, count),
     ]
     if experts.shared:
         shared = "mlp.shared_expert" if row.shared_gate else "mlp.shared_experts"
-        found += [
+        matrices += [
             Matrix(f"{shared}.gate_proj", experts.shared, hidden, bias),
             Matrix(f"{shared}.up_proj", experts.shared, hidden, bias),
             Matrix(f"{shared}.down_proj", hidden, experts.shared, bias),
         ]
     if row.shared_gate:
-        found.append(Matrix("mlp.shared_expert_gate", 1, hidden))
-    return found
+        matrices.append(Matrix("mlp.shared_expert_gate", 1, hidden))
+    return matrices
 
 
 def layer_experts(config: ModelConfig, sizes: DecoderSizes) -> Experts | None:
@@ -605,12 +600,12 @@ _DOWN = re.compile(r"(?:down_proj|fc2|mlp\W+c_proj|dense_4h_to_h|\bw2)\W*(?:weig
 
 
 class _Tensor(Record):
-    """One tensor of a model; `held` are its bytes, 0 if it shares another's memory."""
+    """One tensor of a model; `stored` are its bytes, 0 if it shares another's memory."""
 
     name: str
     sizes: tuple[int, ...]
     dtype: str
-    held: int
+    stored: int
 
     @property
     def elements(self) -> int:
@@ -620,8 +615,8 @@ class _Tensor(Record):
     @property
     def layer(self) -> int | None:
         """The number of its layer, by its name."""
-        found = _LAYER.search(self.name)
-        return int(found[1]) if found else None
+        match = _LAYER.search(self.name)
+        return int(match[1]) if match else None
 
     @property
     def is_weight(self) -> bool:
@@ -632,12 +627,12 @@ class _Tensor(Record):
         """Return its bytes in `dtype`; quantized tensors, integers and buffers stay as they are."""
         row = as_dtype(self.dtype)
         if dtype is None or row.kind != "float" or row.bits < 16 or not self.is_weight:
-            return self.held
+            return self.stored
         return self.elements * as_dtype(dtype).itemsize
 
 
 def _tensors_of_tree(tree: Any) -> list[_Tensor]:
-    """Every array of a tree or a `torch.nn.Module`; shared memory counts once, nothing is read.
+    """Return all arrays of a tree or a `torch.nn.Module`; shared memory counts once.
 
     Raises `ConfigurationError` if the tree holds no array.
     """
@@ -646,30 +641,30 @@ def _tensors_of_tree(tree: Any) -> list[_Tensor]:
     from anydevice._machine.engines.registry import owner_of
 
     leaves, _ = flatten(tree, lambda value: owner_of(value) is not None)
-    found: list[_Tensor] = []
-    seen: set[object] = set()
+    tensors: list[_Tensor] = []
+    counted: set[object] = set()
     for leaf in leaves:
         engine = owner_of(leaf.value)
         assert engine is not None
         sizes = tuple(int(size) for size in leaf.value.shape)
         dtype = engine.dtype_of(leaf.value)
         storage = None if engine.is_traced(leaf.value) else engine.storage(leaf.value)
-        held = prod(sizes) * dtype.itemsize
+        stored = prod(sizes) * dtype.itemsize
         if storage is not None:
             place = (str(engine.devices_of(leaf.value)), storage.allocation)
-            held = 0 if place in seen else storage.size
-            seen.add(place)
-        found.append(_Tensor(leaf.path, sizes, dtype.name, held))
-    if not found:
+            stored = 0 if place in counted else storage.size
+            counted.add(place)
+        tensors.append(_Tensor(leaf.path, sizes, dtype.name, stored))
+    if not tensors:
         raise ConfigurationError(
             f"{type(tree).__name__} holds no array: give a model, a tree of arrays, or the path of "
             "a config.json or of safetensors files"
         )
-    return found
+    return tensors
 
 
 def _tensors_of_files(path: Path) -> list[_Tensor]:
-    """Every tensor of a safetensors file, a folder or an index of them, from the headers alone.
+    """Return the tensors of a safetensors file, a folder or an index, from the headers alone.
 
     Raises `TransferError` if the files are missing or not valid.
     """
@@ -681,13 +676,13 @@ def _tensors_of_files(path: Path) -> list[_Tensor]:
     ]
 
 
-def _shape_from_tensors(there: list[_Tensor], dtype: str | None, name: str) -> ModelShape:
-    """A shape from names and sizes alone; what they do not tell is 0, and `assumed` says so."""
-    layers = 1 + max((each.layer for each in there if each.layer is not None), default=-1)
-    embedding = _first(there, _EMBEDDING)
+def _shape_from_tensors(tensors: list[_Tensor], dtype: str | None, name: str) -> ModelShape:
+    """Return a shape from names and sizes alone; unknown sizes are 0, and `assumed` says so."""
+    layers = 1 + max((tensor.layer for tensor in tensors if tensor.layer is not None), default=-1)
+    embedding = _first(tensors, _EMBEDDING)
     hidden = embedding.sizes[1] if embedding else 0
-    down = _first(there, _DOWN)
-    per_token = _cached_per_token(there, hidden)
+    down = _first(tensors, _DOWN)
+    per_token = _cached_per_token(tensors, hidden)
     assumed = ["weights are those of the tensors; the rest follows from their names and sizes"]
     if not per_token:
         assumed.append("no key projections were found: no key/value cache is counted")
@@ -695,8 +690,8 @@ def _shape_from_tensors(there: list[_Tensor], dtype: str | None, name: str) -> M
         assumed.append("no decoder was found in the names: no activations are counted")
         hidden = 0
     common: Counter[str] = Counter()
-    for each in there:
-        common[each.dtype] += each.held
+    for tensor in tensors:
+        common[tensor.dtype] += tensor.stored
     floats = [kind for kind, _ in common.most_common() if as_dtype(kind).kind == "float"]
     heads = hidden // 128 or 1
     return ModelShape(
@@ -710,8 +705,8 @@ def _shape_from_tensors(there: list[_Tensor], dtype: str | None, name: str) -> M
         kv_heads=heads,
         head_size=hidden // heads,
         vocabulary=embedding.sizes[0] if embedding else 0,
-        tied_embeddings=_first(there, _HEAD) is None,
-        **_weights(there, layers, dtype),
+        tied_embeddings=_first(tensors, _HEAD) is None,
+        **_weights(tensors, layers, dtype),
         kv_elements=(per_token,) * layers,
         windows=(None,) * layers,
         outputs=embedding.sizes[0] if embedding else 0,
@@ -721,7 +716,7 @@ def _shape_from_tensors(there: list[_Tensor], dtype: str | None, name: str) -> M
 
 
 def _cached_per_token(tensors: list[_Tensor], hidden: int) -> int:
-    """The elements of a token in a layer's cache: its key and its value."""
+    """Return the elements of a token in a layer's cache: its key and its value."""
     keys, fused = _first(tensors, _KEYS), _first(tensors, _FUSED)
     if keys is not None:
         return 2 * min(keys.sizes)
@@ -735,23 +730,23 @@ def _first(tensors: list[_Tensor], pattern: re.Pattern[str]) -> _Tensor | None:
 
 
 def _weights(tensors: list[_Tensor], layers: int, dtype: str | None) -> Mapping[str, Any]:
-    """The fields of a shape that count weights; names tell the layer of a tensor."""
-    elements, held = [0] * layers, [0] * layers
+    """Return the fields of a shape that count weights; names tell the layer of a tensor."""
+    elements, layer_bytes = [0] * layers, [0] * layers
     outside = {"embedding": [0, 0], "head": [0, 0], "other": [0, 0]}
-    for each in tensors:
-        number, size = each.layer, each.bytes_in(dtype) if each.held else 0
-        count = each.elements if each.held and each.is_weight else 0
+    for tensor in tensors:
+        number, size = tensor.layer, tensor.bytes_in(dtype) if tensor.stored else 0
+        count = tensor.elements if tensor.stored and tensor.is_weight else 0
         if number is not None and number < layers:
             elements[number] += count
-            held[number] += size
+            layer_bytes[number] += size
             continue
-        head = _HEAD.search(each.name)
-        part = "head" if head else "embedding" if _EMBEDDING.search(each.name) else "other"
+        head = _HEAD.search(tensor.name)
+        part = "head" if head else "embedding" if _EMBEDDING.search(tensor.name) else "other"
         outside[part][0] += count
         outside[part][1] += size
-    found: dict[str, Any] = {"layer_weights": tuple(elements), "layer_bytes": tuple(held)}
-    matrices = (each for each in tensors if each.held and len(each.sizes) > 1)
-    found["rounding"] = rounding(each.bytes_in(dtype) for each in matrices)
+    fields: dict[str, Any] = {"layer_weights": tuple(elements), "layer_bytes": tuple(layer_bytes)}
+    matrices = (tensor for tensor in tensors if tensor.stored and len(tensor.sizes) > 1)
+    fields["rounding"] = rounding(matrix.bytes_in(dtype) for matrix in matrices)
     for part, (count, size) in outside.items():
-        found[f"{part}_parameters"], found[f"{part}_bytes"] = count, size
-    return found
+        fields[f"{part}_parameters"], fields[f"{part}_bytes"] = count, size
+    return fields

@@ -13,13 +13,11 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
-from anydevice._core import hooks
 from anydevice._core.backends import KINDS
 from anydevice._core.device import Device, parse_place
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.finding import Facts, same_card
 from anydevice._core.record import Record
-from anydevice._core.text import no_pages
 from anydevice._libraries.registry import part
 from anydevice._machine.choose.scope import device_from_library
 from anydevice._machine.discovery.discover import Report, discover, kept_report
@@ -31,6 +29,7 @@ from anydevice._plan.estimates import (
     CONTEXT,
     MemoryEstimate,
     MemoryParts,
+    RenderedPlan,
     estimate_inference,
     idle_bytes,
     plannable,
@@ -451,7 +450,7 @@ class Alternative(Record):
         return {**super().to_dict(), "devices": [str(device) for device in self.devices]}
 
 
-class Plan(Record):
+class Plan(RenderedPlan):
     """Whether a model fits, and which device holds which layers.
 
     A plan keeps 3 % of the estimate free on every accelerator, because PyTorch's allocator took up
@@ -504,16 +503,6 @@ class Plan(Record):
     def to_dict(self) -> dict[str, object]:
         """Return the plan as plain data, ready for JSON."""
         return {**super().to_dict(), "device": str(self.device) if self.device else None}
-
-    def __str__(self) -> str:
-        return hooks.render(self, "text")
-
-    def _repr_html_(self) -> str:
-        return hooks.render(self, "html")
-
-    def save_html(self, path: object) -> None:
-        """Raise `ConfigurationError`: version 0.3 writes no pages."""
-        raise no_pages("save_html")
 
 
 def plan_inference(

@@ -295,7 +295,7 @@ def _network(shape: ModelShape) -> int:
 
 
 def _scores(shape: ModelShape, step: TrainingStep) -> int:
-    """Attention's probabilities, where no fused kernel takes the heads; see inference."""
+    """Return the bytes of attention's probabilities if no fused kernel takes the heads."""
     grouped = shape.grouped
     if not (shape.build.eager or (grouped and (step.computed == FLOAT32 or shape.build.unfused))):
         return 0
