@@ -21,12 +21,10 @@ import pytest
 from anydevice import device, llm, plan_inference
 from anydevice.cli.chat import described
 from anydevice.cli.main import main
+from tests.cli.conftest import Anydevice, Process
 from tests.cli.pseudo_terminal import PATIENCE, Terminal, TerminalStream
 from tests.llm.conftest import data
 from tests.machines import machine_of
-
-Anydevice = Callable[..., tuple[int, str, str]]
-Process = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}. {% endfor %}"
 HERE = ("--device", "cpu", "--engine", "numpy")
@@ -118,11 +116,9 @@ def test_a_plan_of_a_gguf_file_is_that_of_its_chat(
     file = str(gguf_file())
     for more in ([], ["--context", "500"], ["--dtype", "bfloat16"]):
         words = [file, "--device", "cpu", "--json", *more]
-        code, out, _ = anydevice("plan", *words)
-        assert code == 0
+        out = anydevice.text("plan", *words)
         plan = json.loads(out)["estimate"]
-        code, out, _ = anydevice("chat", *words, "--prompt", "Hi", "--max-tokens", "1")
-        assert code == 0
+        out = anydevice.text("chat", *words, "--prompt", "Hi", "--max-tokens", "1")
         chat = json.loads(out)
         assert (plan["context"], plan["dtype"]) == (chat["context"], chat["dtype"])
         assert {name: plan[name] for name in chat["memory"]} == chat["memory"]
@@ -164,8 +160,7 @@ def test_a_model_that_says_nothing_of_sampling_is_drawn_from(
 ) -> None:
     def tokens(file: Path, *more: str) -> list[int]:
         words = (*HERE, "--json", "--prompt", "Hello there", "--max-tokens", "20", *more)
-        code, out, err = anydevice("chat", str(file), *words)
-        assert (code, err) == (0, "")
+        out = anydevice.text("chat", str(file), *words)
         return list(json.loads(out)["tokens"])
 
     def expected(**options: Any) -> list[int]:
@@ -216,13 +211,11 @@ def test_the_prompt_comes_through_a_pipe(stories: Path) -> None:
 
 
 def test_as_json(anydevice: Anydevice, talker: Path, model: Any) -> None:
-    code, out, err = anydevice(
-        "chat", str(talker), *HERE, "--json", "--prompt", "Who are you?", "--max-tokens", "9",
+    found = anydevice.json(
+        "chat", str(talker), *HERE, "--prompt", "Who are you?", "--max-tokens", "9",
         "--system", "Be brief", "--temperature", "0.8", "--top-p", "0.9", "--top-k", "40",
         "--min-p", "0.01", "--seed", "3", "--stop", "zzz", "--stop", "yyy",
     )  # fmt: skip
-    assert (code, err) == (0, "")
-    found = json.loads(out)
     wanted = model.generate(
         [{"role": "system", "content": "Be brief"}, said("Who are you?")], 9, temperature=0.8,
         top_p=0.9, top_k=40, min_p=0.01, seed=3, stop=["zzz", "yyy"],
@@ -261,12 +254,8 @@ def test_bad_input_ends_with_2(
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     words = [str(stories) if word == "MODEL" else word for word in words]
-    code, out, err = anydevice("chat", *words, cuda=0)
-    assert (code, out) == (2, "")
-    assert message in err
-    code, out, err = anydevice("chat", *words, "--json", cuda=0)
-    assert (code, err) == (2, "")
-    assert message in json.loads(out)["error"]
+    assert message in anydevice.refusal("chat", *words, cuda=0)
+    assert message in anydevice.json("chat", *words, cuda=0, code=2)["error"]
 
 
 @pytest.mark.parametrize(
@@ -275,8 +264,7 @@ def test_bad_input_ends_with_2(
 def test_wrong_options_are_said_before_a_model_is_loaded(
     option: str, value: str, message: str, anydevice: Anydevice, stories: Path
 ) -> None:
-    code, _, err = anydevice("chat", str(stories), *HERE, "--prompt", "x", option, value)
-    assert code == 2
+    err = anydevice.refusal("chat", str(stories), *HERE, "--prompt", "x", option, value)
     assert message in err
     assert "parameters" not in err
 
@@ -292,13 +280,9 @@ def test_no_prompt_at_all(
     anydevice: Anydevice, stories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", TerminalStream())
-    code, out, _ = anydevice("chat", str(stories), "--json")
-    assert code == 2
-    assert "--json is for one reply" in json.loads(out)["error"]
+    assert "--json is for one reply" in anydevice.json("chat", str(stories), code=2)["error"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8"))
-    code, _, err = anydevice("chat", str(stories))
-    assert code == 2
-    assert "standard input is not UTF-8" in err
+    assert "standard input is not UTF-8" in anydevice.refusal("chat", str(stories))
     monkeypatch.setattr(sys, "stdin", None)
     assert anydevice("chat", str(stories))[0] == 2
 
@@ -411,6 +395,12 @@ def turn(terminal: Terminal, text: str) -> tuple[str, str]:
     return reply, note
 
 
+def leave(terminal: Terminal, keys: bytes = b"/exit\n") -> None:
+    """End the conversation."""
+    terminal.type(keys)
+    assert terminal.process.wait(PATIENCE) == 0
+
+
 def test_two_turns_are_one_conversation(
     chatting: Callable[..., Terminal], model: Any, tmp_path: Path
 ) -> None:
@@ -435,8 +425,7 @@ def test_two_turns_are_one_conversation(
     chat.type(b"/reset\n")
     chat.until("A new conversation.*> ")
     assert turn(chat, "Tell me a story")[0] == first  # not the third turn
-    chat.type(b"\x04")
-    assert chat.process.wait(PATIENCE) == 0
+    leave(chat, b"\x04")
 
 
 def test_ctrl_c_stops_the_reply_and_not_the_program(
@@ -461,8 +450,7 @@ def test_ctrl_c_stops_the_reply_and_not_the_program(
     chat.until(r"Again\r\n.*\w{3}")
     chat.type(b"\x03")
     chat.until(r"stopped\].*> ")
-    chat.type(b"/exit\n")
-    assert chat.process.wait(PATIENCE) == 0
+    leave(chat)
 
 
 def test_ctrl_c_while_the_template_is_at_work_stops_the_reply_and_not_the_program(
@@ -479,8 +467,7 @@ def test_ctrl_c_while_the_template_is_at_work_stops_the_reply_and_not_the_progra
     time.sleep(0.2)  # it has read the line
     chat.type(b"\x03")
     chat.until(r"\[\d+ tokens?,[^\]]* stopped\].*> ")
-    chat.type(b"/exit\n")
-    assert chat.process.wait(PATIENCE) == 0
+    leave(chat)
 
 
 def test_ctrl_c_while_a_long_prompt_is_read_stops_at_once(
@@ -500,8 +487,7 @@ def test_ctrl_c_while_a_long_prompt_is_read_stops_at_once(
     chat.type(b"\x03")
     chat.until(r"\[0 tokens, stopped\].*> ")
     assert "5 tokens" in turn(chat, "Talk")[1]
-    chat.type(b"/exit\n")
-    assert chat.process.wait(PATIENCE) == 0
+    leave(chat)
 
 
 def test_commands_of_a_conversation(chatting: Callable[..., Terminal], tmp_path: Path) -> None:
@@ -523,8 +509,7 @@ def test_commands_of_a_conversation(chatting: Callable[..., Terminal], tmp_path:
     chat.type(f"/save {saved}\n".encode())
     chat.until("2 messages in.*> ")
     assert json.loads(saved.read_text())[0] == said("one \nline")
-    chat.type(b"/quit\n")
-    assert chat.process.wait(PATIENCE) == 0
+    leave(chat, b"/quit\n")
 
 
 def test_a_full_context_is_said_and_the_conversation_goes_on(
@@ -559,8 +544,7 @@ def test_replies_go_to_a_file_and_nothing_else_does(
         chat.until("Ctrl-D ends.*> ")
         chat.type(b"hello\n")
         chat.until(r"\[5 tokens.*> ")
-        chat.type(b"\x04")
-        assert chat.process.wait(PATIENCE) == 0
+        leave(chat, b"\x04")
     reply = model.generate([said("hello")], 5).text
     assert (tmp_path / "replies.txt").read_text("utf-8") == f"{reply}\n"
 
@@ -574,8 +558,7 @@ def test_without_colours_and_unicode(chatting: Callable[..., Terminal]) -> None:
     assert "\x1b" not in chat.until("> ")
     chat.type(b"plain\n")
     chat.until(r"\[4 tokens.*> ")
-    chat.type(b"\x04")
-    assert chat.process.wait(PATIENCE) == 0
+    leave(chat, b"\x04")
 
 
 @pytest.mark.soak
@@ -603,8 +586,7 @@ def test_a_real_model_knows_of_what_was_said(chatting: Callable[..., Terminal]) 
     chat.until("\n> ")
     assert "Paris" in turn(chat, "What is the capital of France?")[0]
     assert "Rome" in turn(chat, "And of Italy?")[0]
-    chat.type(b"\x04")
-    assert chat.process.wait(PATIENCE) == 0
+    leave(chat, b"\x04")
 
 
 def test_a_reply_in_numbers() -> None:

@@ -16,9 +16,9 @@ from anydevice._report.diagnosis import CAUSES
 from anydevice.cli import main as command_line
 from anydevice.cli import overview
 from anydevice.errors import OutOfMemoryError
+from tests.cli.conftest import Anydevice
 from tests.machines import machine_of
 
-Anydevice = Callable[..., tuple[int, str, str]]
 COMMANDS = list(command_line.COMMANDS)
 
 
@@ -37,22 +37,20 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(anydevice: Anydevice, command: str) -> None:
-    code, out, err = anydevice(command, "--help")
-    assert (code, err) == (0, "")
+    out = anydevice.text(command, "--help")
     assert ("--json" in out) == (command != "launch")  # which prints what the script prints
     assert f"example:\n  anydevice {command}" in out
 
 
 def test_the_help_names_every_command(anydevice: Anydevice) -> None:
-    code, out, _ = anydevice("--help")
-    assert code == 0
+    out = anydevice.text("--help")
     assert all(f"\n    {command}" in out for command in COMMANDS)
     assert "example:\n  anydevice --json" in out
     assert "\n    2  it could not be done" in out
 
 
 def test_the_help_has_every_exit_code_of_the_docs(anydevice: Anydevice) -> None:
-    _, out, _ = anydevice("--help")
+    out = anydevice.text("--help")
     listed = re.findall(r"^ +(\d+)  ", out.partition("exit codes:\n")[2], re.M)
     docs = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
     told = re.findall(r"^\| (\d+) \|", docs.read_text("utf-8"), re.M)
@@ -76,19 +74,16 @@ def test_the_version(anydevice: Anydevice) -> None:
     ],
 )
 def test_a_command_written_wrongly(anydevice: Anydevice, words: list[str], message: str) -> None:
-    code, out, err = anydevice(*words)
-    assert (code, out) == (2, "")
+    err = anydevice.refusal(*words)
     assert err.startswith("usage: anydevice")
     assert message in err.splitlines()[-1]
-    code, out, err = anydevice(*words, "--json")
-    assert (code, err) == (2, "")
+    out = anydevice.text(*words, "--json", code=2)
     assert message in json.loads(out)["error"]
     assert json.loads(out)["code"] in CAUSES
 
 
 def test_an_unknown_option_is_said_with_the_usage_of_its_command(anydevice: Anydevice) -> None:
-    code, _, err = anydevice("chat", "a-model", "--promt", "Hello")
-    assert code == 2
+    err = anydevice.refusal("chat", "a-model", "--promt", "Hello")
     assert err.startswith("usage: anydevice chat ")
     assert "--prompt" in err.partition("anydevice: ")[0]
     assert err.splitlines()[-1] == "anydevice: unrecognized arguments: --promt Hello"
@@ -96,17 +91,14 @@ def test_an_unknown_option_is_said_with_the_usage_of_its_command(anydevice: Anyd
 
 
 def test_json_may_stand_before_the_command(anydevice: Anydevice) -> None:
-    assert json.loads(anydevice("--json", "devices", cuda=0)[1])["recommended"] == "cpu"
+    assert anydevice.json("devices", cuda=0)["recommended"] == "cpu"
 
 
 def test_an_error_of_ours_is_one_message_and_no_traceback(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("prefer", "nvidia")
-    assert (code, out) == (2, "")
+    err = anydevice.refusal("prefer", "nvidia")
     assert err.startswith("anydevice: ")
     assert "did you mean 'cuda'?" in err
-    code, out, err = anydevice("prefer", "nvidia", "--json")
-    assert (code, err) == (2, "")
-    assert "did you mean 'cuda'?" in json.loads(out)["error"]
+    assert "did you mean 'cuda'?" in anydevice.json("prefer", "nvidia", code=2)["error"]
 
 
 BAD = {
@@ -125,8 +117,7 @@ BAD = {
 @pytest.mark.parametrize("command", BAD)
 def test_bad_input_ends_every_command_with_2(anydevice: Anydevice, command: str) -> None:
     """And one sentence; those that are not listed take no input."""
-    code, out, err = anydevice(command, *BAD[command])
-    assert (code, out) == (2, "")
+    err = anydevice.refusal(command, *BAD[command])
     said = [line for line in err.splitlines() if not line.startswith(("usage:", " "))]
     assert len(said) == 1
     assert said[0].startswith("anydevice: ")
@@ -175,9 +166,7 @@ def test_an_error_has_its_exit_code_and_at_most_one_sentence(
 @pytest.mark.parametrize("words", [("--json", "launch", "x.py"), ("launch", "--json", "x.py")])
 def test_launch_has_no_json_of_its_own(anydevice: Anydevice, words: tuple[str, ...]) -> None:
     Path("x.py").write_text("raise SystemExit('it was run')")
-    code, out, err = anydevice(*words)
-    assert (code, out) == (2, "")
-    assert "--json" in err.splitlines()[-1]
+    assert "--json" in anydevice.refusal(*words).splitlines()[-1]
 
 
 def test_a_fault_of_ours_is_not_hidden(

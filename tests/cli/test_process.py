@@ -10,14 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.test_plan import SHAPE_405B, SMALL
-
-Process = Callable[..., "subprocess.CompletedProcess[bytes]"]
+from tests.cli.conftest import Process
+from tests.cli.test_plan import SMALL
+from tests.plan.configs import LLAMA_405B
 
 COMMAND = [sys.executable, "-m", "anydevice"]
 
@@ -148,7 +147,7 @@ print(sorted({*heavy, *HEAVY} & set(sys.modules)), file=sys.stderr)
     ],
 )
 def test_nothing_heavy_is_imported(words: str, heavy: set[str]) -> None:
-    Path("config.json").write_text(json.dumps(SHAPE_405B))
+    Path("config.json").write_text(json.dumps(LLAMA_405B))
     code = f"HEAVY = {heavy!r}{IMPORTED}"
     ended = subprocess.run(
         [sys.executable, "-c", code, *words.split()], capture_output=True, timeout=400, check=True

@@ -23,8 +23,8 @@ from anydevice.cli import terminal, watch
 from anydevice.cli.printing import Output
 from anydevice.cli.terminal import TerminalEvents
 from anydevice.cli.watch import DeviceUsage, line
+from tests.cli.conftest import Anydevice
 
-Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
 PATIENCE = 300.0
 GIVEN_BACK = "\x1b[?25h\x1b[?1049l"
@@ -65,8 +65,7 @@ def test_lines_in_this_process(anydevice: Anydevice, monkeypatch: pytest.MonkeyP
     assert signal.getsignal(signal.SIGINT) is before
     looks = Looks(look2=interrupt)
     monkeypatch.setattr(watch, "_usages", looks)
-    code, out, _ = anydevice("watch", "--json", "--interval", "0.05", "--device", "cpu")
-    assert code == 0
+    out = anydevice.text("watch", "--json", "--interval", "0.05", "--device", "cpu")
     assert [json.loads(text)["devices"][0] for text in out.splitlines()] == [CARD.to_dict()] * 2
 
 

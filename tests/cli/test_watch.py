@@ -17,9 +17,9 @@ import pytest
 from anydevice._machine.hardware.readers import DeviceProcess, Readings
 from anydevice.cli.printing import Output
 from anydevice.cli.watch import DeviceUsage, frame, line
+from tests.cli.conftest import Anydevice
 from tests.machines import machine_of
 
-Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
 PATIENCE = 300.0
 
@@ -145,28 +145,22 @@ def test_a_line_for_a_file() -> None:
 
 def test_once(anydevice: Anydevice) -> None:
     with machine_of(cuda=1, memory="80GiB", free="20GiB"):
-        code, out, err = anydevice("watch", "--once")
-        assert (code, err) == (0, "")
+        out = anydevice.text("watch", "--once")
         assert out.startswith("cuda:0  fake CUDA device\n  memory ")
         assert "75 %  60.0/80.0 GiB  medium" in out
         assert "\ncpu  " in out
-        code, out, _ = anydevice("watch", "--once", "--json", "--device", "cuda")
-    assert code == 0
-    (device,) = json.loads(out)["devices"]
+        (device,) = anydevice.json("watch", "--once", "--device", "cuda")["devices"]
     assert (device["device"], device["pressure"], device["free"]) == ("cuda:0", "medium", 20 * GIB)
 
 
 @pytest.mark.parametrize("seconds", ["0", "soon", "nan", "inf", "-1"])
 def test_an_interval_that_is_none(anydevice: Anydevice, seconds: str) -> None:
-    code, _, err = anydevice("watch", "--interval", seconds)
-    assert code == 2
+    err = anydevice.refusal("watch", "--interval", seconds)
     assert f"{seconds!r} is not a number of seconds from 0.05 to 3600" in err
 
 
 def test_a_device_that_is_not_here(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("watch", "--device", "rocm", cuda=0)
-    assert (code, out) == (2, "")
-    assert "this machine has no rocm" in err
+    assert "this machine has no rocm" in anydevice.refusal("watch", "--device", "rocm", cuda=0)
 
 
 def start(*words: str, **files: Any) -> subprocess.Popen[bytes]:
