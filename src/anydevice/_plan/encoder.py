@@ -53,7 +53,7 @@ Parts = tuple[ModelPart, ...]
 def linear(
     rows: Size, columns: Size, bias: Flag = True, *, count: Size = 1, when: str = ""
 ) -> ModelPart:
-    """Linear maps from `columns` to `rows` elements; a convolution is one, too."""
+    """Return linear maps from `columns` to `rows` elements; a convolution is one, too."""
     return ModelPart(rows, columns, bias, count, when)
 
 
@@ -110,7 +110,7 @@ class Layers(Record):
 class Head(Record):
     """The head of a class of models: its parts, and the number of its outputs.
 
-    `towers` are the numbers of those that the class has, all of them where it does not say.
+    `towers` are the numbers of the towers that the class has; by default all.
     """
 
     parts: Parts = ()
@@ -293,7 +293,7 @@ def _tower(sizes: Sizes, row: Layers) -> Tower:
 
 
 def _layers(sizes: Sizes, row: Layers, width: int) -> list[Count]:
-    """Each layer of a tower, in order."""
+    """Return the count of each layer of a tower, in order."""
     first, later = (
         _count(((sizes, part) for part in (*row.layer, *more)), width)
         for more in (row.first, row.later)

@@ -754,7 +754,7 @@ def float_dtype(name: str, spec: object) -> str:
 
 
 def quotient(name: str, value: int, divisor_name: str, divisor: int) -> int:
-    """`value / divisor` where that is an integer; raises `ConfigurationError` otherwise."""
+    """Return `value / divisor`; raise `ConfigurationError` if it is not an integer."""
     if value % divisor:
         raise ConfigurationError(
             f"{name} ({value}) is not a multiple of {divisor_name} ({divisor}); check both", name

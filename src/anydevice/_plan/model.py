@@ -68,7 +68,7 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
 
     - the path of a Hugging Face `config.json` or of the folder it is in, or the name of a model
       in the local Hugging Face cache;
-    - the path of safetensors files, or of a GGUF file, of which only the headers are read;
+    - the path of safetensors files or a GGUF file; only the headers are read;
     - a config as a mapping;
     - `None`, with the dimensions as keywords: `layers hidden intermediate heads vocabulary`, and
       optionally `kv_heads head_size tied window experts experts_per_token expert_size
@@ -240,7 +240,7 @@ class Matrix(Record):
         return self.count * self.rows * (self.columns + self.bias)
 
     def stored(self, quantization: Quantization, width: int) -> int:
-        """Their bytes in a quantized format; biases stay as they are."""
+        """Return their bytes in a quantized format; biases stay as they are."""
         bias = self.rows * width if self.bias else 0
         return self.count * (quantization.matrix_bytes(self.rows, self.columns, width) + bias)
 
@@ -490,7 +490,7 @@ def layer_experts(config: ModelConfig, sizes: DecoderSizes) -> Experts | None:
     row = config.architecture
     if not row.experts or not (count := config.number("experts", least=not row.dense_if_none)):
         return None
-    # Keys of other families say nothing here: only those that the row has are read.
+    # Only keys of this row count: a config may have keys of other families.
     values = {key: value for key, value in config.values.items() if key in config.defaults}
     own = replace(config, values=values)
     dense = own.entries("mlp_only_layers") or ()
@@ -507,7 +507,7 @@ def layer_experts(config: ModelConfig, sizes: DecoderSizes) -> Experts | None:
 
 
 def _vectors(config: ModelConfig, sizes: DecoderSizes) -> int:
-    """The elements of a layer's norms and sinks."""
+    """Return the elements of a layer's norms and sinks."""
     row = config.architecture
     norms = row.norms
     if row.parallel_norms and config.flag(row.parallel):
@@ -535,7 +535,7 @@ def _quantized_bytes(
 
 
 def _buffers(config: ModelConfig, sizes: DecoderSizes, width: int) -> int:
-    """Tables of rotary frequencies, in 32 bits and in two copies each, and a scalar."""
+    """Return the bytes of rotary tables, in 32 bits and two copies each, and of a scalar."""
     row = config.architecture
     scale = width if row.embedding_scale else 0
     if not row.rotary:

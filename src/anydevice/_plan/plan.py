@@ -164,7 +164,7 @@ def _memory_of(device: Device, recent: bool) -> AvailableMemory | None:
     assert status is not None
     facts, in_use = status.facts, 0
     if recent and not registry.loaded_engines():
-        # Discovery has just read what is free: asking the driver again would take as long again.
+        # Discovery has just read the free memory; the driver would take as long again.
         free = facts.free_memory
     else:
         # A plan on the command line goes without it.
@@ -222,7 +222,7 @@ class LayeredModel:
         logits: int = 0,
         overhead: Callable[[int], int] = lambda _: 0,
     ) -> None:
-        # A model without layers is one piece, that of first and last together.
+        # A model without layers is one piece: first and last together.
         self.count = max(1, len(weights))
         self._weights = (0, *accumulate(weights or (0,)))
         self._cache = (0, *accumulate(cache or (0,)))
@@ -236,7 +236,7 @@ class LayeredModel:
         return cls(
             shape.layer_bytes,
             shape.kv_bytes(estimate.context, estimate.batch, estimate.kv_dtype),
-            # Of what is neither layer nor head only vision towers are large, and they come first.
+            # Beside layers and head only vision towers are large, and they come first.
             first=shape.embedding_bytes + shape.other_bytes,
             last=shape.head_bytes,
             tied=shape.embedding_bytes if shape.tied_embeddings else 0,

@@ -177,7 +177,7 @@ def _blocks_of_float8(config: _Settings) -> Quantization:
 
 
 def _compressed_tensors(config: _Settings) -> Quantization:
-    """The first group's scheme is taken for all; groups that differ are rare, and noted."""
+    """Take the scheme of the first group for all; other groups are rare, and noted."""
     named = config.inner("config_groups")
     groups = [named.inner(name) for name, group in named.values.items() if group]
     scheme = groups[0].inner("weights") if groups else named

@@ -225,7 +225,10 @@ def moments(
     saved = saved_activations(shape, step)
     layer = _layer(shape, step)
     kept = saved - _norm(shape, step)
-    casts = _casts(shape, step)
+    head = shape.outputs * shape.hidden
+    # Casts of matrices live until their layer's backward pass.
+    cast_layers = 0 if step.checkpointing else sum(shape.layer_weights)
+    casts = 2 * (cast_layers + head) if step.mixed else 0
     # All parameters of a layer but its norms are cast for products.
     matrices = max(shape.layer_weights) - shape.build.norms * shape.hidden
     layer_casts = matrices * 2 if step.mixed else 0
@@ -233,7 +236,6 @@ def moments(
     attention = 2 * _scores(shape, step) - step.rows * _network(shape) * step.computed
     passing = max(_network_backward(shape, step), attention)
     again = layer + layer_casts if step.checkpointing else 0
-    head = shape.outputs * shape.hidden
     head_gradient = head * step.width
     # A gradient of a cast is there in both types for a moment.
     last_gradient = head * (step.width + (2 if step.mixed else 0))
@@ -255,7 +257,7 @@ def moments(
 
 
 def _layer(shape: ModelShape, step: TrainingStep) -> int:
-    """The bytes that one layer saves."""
+    """Return the bytes that one layer saves."""
     queries = shape.heads * shape.head_size
     keys = shape.key_elements
     products = step.computed
@@ -284,7 +286,7 @@ def _norm(shape: ModelShape, step: TrainingStep) -> int:
 
 
 def _network(shape: ModelShape) -> int:
-    """The elements of a token that the feed-forward network saves."""
+    """Return the elements of a token that the feed-forward network saves."""
     if shape.experts:
         inner, outer = shape.experts.intermediate, shape.hidden
         return shape.experts.per_token * (4 * inner + 3 * outer) + 4 * shape.experts.shared
@@ -304,19 +306,10 @@ def _scores(shape: ModelShape, step: TrainingStep) -> int:
 
 
 def _network_backward(shape: ModelShape, step: TrainingStep) -> int:
-    """Beside a layer's saved tensors: gradients inside the network, less what is freed already."""
+    """Return the bytes of gradients inside the network, beside a layer's saved tensors."""
     inner = shape.intermediate
     if shape.experts:
         inner = shape.experts.per_token * shape.experts.intermediate
     inside = (2 if shape.build.gated else 1) * step.rows * inner * step.computed
     weights = shape.intermediate * shape.hidden * (step.width + (2 if step.mixed else 0))
     return inside + weights + step.rows * shape.hidden * step.width
-
-
-def _casts(shape: ModelShape, step: TrainingStep) -> int:
-    """Casts of all matrices, which live until their layer's backward pass."""
-    if not step.mixed:
-        return 0
-    head = shape.outputs * shape.hidden
-    layers = 0 if step.checkpointing else sum(shape.layer_weights)
-    return 2 * (layers + head)

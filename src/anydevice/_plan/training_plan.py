@@ -163,7 +163,7 @@ def active_parameters(shape: ModelShape) -> int:
 
 
 def _product_flops(shape: ModelShape, run: TrainingRun) -> float:
-    """Two for each parameter and token: forward, twice backward, and what is computed again."""
+    """Return two FLOPs for each parameter and token, forward, twice backward, and recomputed."""
     again = {"none": 0.0, "selective": 0.5, "full": 1.0}[run.recompute]
     layers = (3 + again) * active_parameters(shape)
     return 2.0 * run.rows * (layers + 3 * shape.outputs * shape.hidden)
@@ -187,7 +187,7 @@ def _traffic(shape: ModelShape, run: TrainingRun, constants: Constants) -> float
 def _communication(
     shape: ModelShape, run: TrainingRun, cluster: Cluster, constants: Constants
 ) -> tuple[float, float]:
-    """The seconds of a step in which weights and gradients move, and in which rings wait."""
+    """Return the seconds of a step in which tensors move, and in which rings wait."""
     if cluster.cards == 1:
         return 0.0, 0.0
     if run.strategy == "replicate":  # one all-reduce, which is a reduction and a gathering
@@ -218,12 +218,11 @@ _DAY = 86_400
 class TrainingPlan(RenderedPlan):
     """Whether a training fits on a cluster, how it is done there, and how long it takes.
 
-    `run` is the fastest way that fits, the simplest of those that are about as fast; where none
-    fits, the one that needs least. `memory` is what a card needs, part by part, and `free` what it
-    has: a training fits if 3 % more than it needs is free. If it does not fit, `enough` is the
+    `run` is the fastest run that fits, the simplest among about equally fast ones; if none fits, it
+    is the run that needs least. `memory` is the need of a card, part by part, and `free` its
+    memory: a training fits if 3 % more than it needs is free. If it does not fit, `enough` is the
     smallest cluster of the same cards on which it would; it is `None` if more cards do not help,
-    because a layer and the logits of a micro-batch have to fit on one card: a plan splits neither
-    products nor sequences.
+    because a layer and the logits of a micro-batch have to fit on one card.
 
     `tokens_per_second` are those of all cards, and may be off by `error` (0.15: 15 %); both are
     `None` for a card whose speed is not known. `notes` say what the figures do not cover.
@@ -480,7 +479,7 @@ _MOST_TOKENS = 10**18
 
 
 def _tokens(value: Any) -> int:
-    """A number of tokens, also in words: a k is 1000 here.
+    """Return a number of tokens, also from words: a k is 1000 here.
 
     >>> _tokens("2T"), _tokens(3e9), _tokens("1.5b")
     (2000000000000, 3000000000, 1500000000)

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Print the table of backends, that of engines, and what this CPU computes with."""
+    """Print tables of backends and engines, and a line on this CPU."""
     report = discover()
     if arguments.json:
         output.json(_as_data(report))
@@ -127,7 +127,7 @@ def _show_table(
 
 
 def _show_stacked(headings: Sequence[str], rows: Sequence[Sequence[str]], output: Output) -> None:
-    """The rows one below the other: the mark and the name, then a line for each other cell."""
+    """Print each row as lines: the mark and the name, then a line for each other cell."""
     named = 1 - bool(headings[0])
     for row in rows:
         output.say("", " ".join((*row[:named], output.paint(row[named], "strong"))))

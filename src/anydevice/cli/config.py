@@ -94,7 +94,7 @@ def _looked_at() -> dict[str, object]:
 
 
 def _unknown() -> list[str]:
-    """Variables that look like ours and that nothing reads."""
+    """Return the variables that look like ours and that nothing reads."""
     ours = (name for name in os.environ if name.startswith("ANYDEVICE_"))
     return sorted(set(ours) - {*_VARIABLES, *_OF_LAUNCHED_PROCESSES})
 

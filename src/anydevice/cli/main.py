@@ -186,7 +186,7 @@ def _parser(command: ModuleType, name: str | None) -> argparse.ArgumentParser:
 
 @contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
-    """A block whose warnings are printed as one plain line each, and each only once."""
+    """Print each warning of the block once, in one plain line."""
     said: set[str] = set()
 
     def show(message: Warning | str, *details: object, **more: object) -> None:
