@@ -49,9 +49,7 @@ def test_a_processor_that_could_not_be_read(anydevice: Anydevice) -> None:
     assert "SIMD level: unknown   threads: unknown" in anydevice.text("backends", scans=[broken])
 
 
-def test_an_engine_that_could_not_be_taken_up_is_said(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_note_on_an_engine(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends.registry, "notes", lambda: ("the engine 'mine' failed",))
     out = anydevice("backends", cuda=0)[1]
     assert out.endswith("\nnote: the engine 'mine' failed\n")

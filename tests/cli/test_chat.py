@@ -26,6 +26,9 @@ from tests.cli.pseudo_terminal import PATIENCE, Terminal, TerminalStream
 from tests.llm.conftest import data
 from tests.machines import machine_of
 
+Chatting = Callable[..., Terminal]
+GgufFile = Callable[..., Path]
+
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}. {% endfor %}"
 HERE = ("--device", "cpu", "--engine", "numpy")
 SMOLLM2 = ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -69,7 +72,7 @@ def said(text: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def gguf_file(talker: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def gguf_file(talker: Path, tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
     """The talker as a GGUF file, with more values in it; what reads text lies beside it."""
     pytest.importorskip("gguf")
     from safetensors.numpy import load_file
@@ -92,9 +95,7 @@ def gguf_file(talker: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return made
 
 
-def test_weights_that_are_no_numbers_are_said(
-    anydevice: Anydevice, talker: Path, tmp_path: Path
-) -> None:
+def test_weights_of_nan_are_said(anydevice: Anydevice, talker: Path, tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import load_file, save_file
 
@@ -110,9 +111,7 @@ def test_weights_that_are_no_numbers_are_said(
         assert "layers[3].down.weight" in out + err
 
 
-def test_a_plan_of_a_gguf_file_is_that_of_its_chat(
-    anydevice: Anydevice, gguf_file: Callable[..., Path]
-) -> None:
+def test_plan_and_chat_of_a_gguf_file(anydevice: Anydevice, gguf_file: GgufFile) -> None:
     file = str(gguf_file())
     for more in ([], ["--context", "500"], ["--dtype", "bfloat16"]):
         words = [file, "--device", "cpu", "--json", *more]
@@ -127,10 +126,7 @@ def test_a_plan_of_a_gguf_file_is_that_of_its_chat(
 
 
 def test_a_folder_or_repository_of_one_gguf_file_is_that_file(
-    anydevice: Anydevice,
-    gguf_file: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    anydevice: Anydevice, gguf_file: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = gguf_file()
     repository = tmp_path / "models--org--tiny-GGUF"
@@ -155,9 +151,7 @@ def test_a_folder_or_repository_of_one_gguf_file_is_that_file(
         assert (code, "(other.gguf, talker.gguf); give the path" in err) == (2, True), err
 
 
-def test_a_model_that_says_nothing_of_sampling_is_drawn_from(
-    anydevice: Anydevice, gguf_file: Callable[..., Path], model: Any
-) -> None:
+def test_sampling_defaults(anydevice: Anydevice, gguf_file: GgufFile, model: Any) -> None:
     def tokens(file: Path, *more: str) -> list[int]:
         words = (*HERE, "--json", "--prompt", "Hello there", "--max-tokens", "20", *more)
         out = anydevice.text("chat", str(file), *words)
@@ -177,9 +171,7 @@ def test_a_model_that_says_nothing_of_sampling_is_drawn_from(
     )
 
 
-def test_a_script_gets_the_text_alone_and_the_rest_is_said_beside_it(
-    process: Process, stories: Path
-) -> None:
+def test_a_script_gets_the_text_and_remarks_apart(process: Process, stories: Path) -> None:
     ended = process(
         "chat", str(stories), *HERE, "--prompt", "Once upon a time", "--max-tokens", "24"
     )
@@ -301,9 +293,7 @@ def test_a_name_of_the_hugging_face_cache(
 
 
 @pytest.mark.needs("torch")
-def test_a_cpu_is_left_to_numpy_only_for_small_models_or_where_it_is_asked_for(
-    stories: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numpy_serves_small_models_on_a_cpu(stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm.load(stories, "cpu").device.engine == "numpy"
     monkeypatch.setattr("anydevice._llm.model.SMALL", 2**20 - 2**16)
     assert llm.load(stories, device("cpu", engine="numpy")).device.engine == "numpy"
@@ -369,7 +359,7 @@ def test_a_stream_without_unicode(process: Process, talker: Path) -> None:
 
 
 @pytest.fixture
-def chatting(talker: Path) -> Iterator[Callable[..., Terminal]]:
+def chatting(talker: Path) -> Iterator[Chatting]:
     opened: list[Terminal] = []
 
     def open_one(*words: str, folder: Path = talker, **changes: Any) -> Terminal:
@@ -401,9 +391,7 @@ def leave(terminal: Terminal, keys: bytes = b"/exit\n") -> None:
     assert terminal.process.wait(PATIENCE) == 0
 
 
-def test_two_turns_are_one_conversation(
-    chatting: Callable[..., Terminal], model: Any, tmp_path: Path
-) -> None:
+def test_two_turns(chatting: Chatting, model: Any, tmp_path: Path) -> None:
     chat = chatting("--max-tokens", "12")
     assert "a context of" in plain(chat.until("\n> "))
     first, note = turn(chat, "Tell me a story")
@@ -428,9 +416,7 @@ def test_two_turns_are_one_conversation(
     leave(chat, b"\x04")
 
 
-def test_ctrl_c_stops_the_reply_and_not_the_program(
-    chatting: Callable[..., Terminal], tmp_path: Path
-) -> None:
+def test_ctrl_c_stops_the_reply(chatting: Chatting, tmp_path: Path) -> None:
     chat = chatting("--max-tokens", str(LONG))
     chat.until("\n> ")
     chat.type(b"Talk\n")
@@ -453,9 +439,7 @@ def test_ctrl_c_stops_the_reply_and_not_the_program(
     leave(chat)
 
 
-def test_ctrl_c_while_the_template_is_at_work_stops_the_reply_and_not_the_program(
-    chatting: Callable[..., Terminal], talker: Path, tmp_path: Path
-) -> None:
+def test_ctrl_c_in_a_slow_template(chatting: Chatting, talker: Path, tmp_path: Path) -> None:
     folder = tmp_path / "slow"
     copytree(talker, folder)
     slow = "{% for i in range(500) %}{% for j in range(5000) %}{% endfor %}{% endfor %}"
@@ -470,9 +454,7 @@ def test_ctrl_c_while_the_template_is_at_work_stops_the_reply_and_not_the_progra
     leave(chat)
 
 
-def test_ctrl_c_while_a_long_prompt_is_read_stops_at_once(
-    chatting: Callable[..., Terminal], talker: Path, tmp_path: Path
-) -> None:
+def test_ctrl_c_in_a_long_prompt(chatting: Chatting, talker: Path, tmp_path: Path) -> None:
     folder = tmp_path / "long"
     copytree(talker, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -490,7 +472,7 @@ def test_ctrl_c_while_a_long_prompt_is_read_stops_at_once(
     leave(chat)
 
 
-def test_commands_of_a_conversation(chatting: Callable[..., Terminal], tmp_path: Path) -> None:
+def test_commands_of_a_conversation(chatting: Chatting, tmp_path: Path) -> None:
     chat = chatting("--max-tokens", "3", columns=60)
     chat.until("\n> ")
     for typed, shown in (
@@ -512,9 +494,7 @@ def test_commands_of_a_conversation(chatting: Callable[..., Terminal], tmp_path:
     leave(chat, b"/quit\n")
 
 
-def test_a_full_context_is_said_and_the_conversation_goes_on(
-    chatting: Callable[..., Terminal],
-) -> None:
+def test_a_full_context_ends_no_conversation(chatting: Chatting) -> None:
     chat = chatting("--max-tokens", "8", "--context", "48")
     chat.until("\n> ")
     turn(chat, "hello")
@@ -526,9 +506,7 @@ def test_a_full_context_is_said_and_the_conversation_goes_on(
     assert turn(chat, "hello")[0]
 
 
-def test_without_a_template_each_line_is_completed_by_itself(
-    chatting: Callable[..., Terminal], stories: Path
-) -> None:
+def test_without_a_template_lines_are_completed(chatting: Chatting, stories: Path) -> None:
     chat = chatting("--max-tokens", "8", folder=stories, columns=60)
     begun = plain(chat.until("\n> "))
     assert "It has no chat template: it completes text" in begun
@@ -536,9 +514,7 @@ def test_without_a_template_each_line_is_completed_by_itself(
     assert turn(chat, "Once upon a time")[0] == turn(chat, "Once upon a time")[0]
 
 
-def test_replies_go_to_a_file_and_nothing_else_does(
-    chatting: Callable[..., Terminal], model: Any, tmp_path: Path
-) -> None:
+def test_a_file_gets_replies_alone(chatting: Chatting, model: Any, tmp_path: Path) -> None:
     with (tmp_path / "replies.txt").open("wb") as file:
         chat = chatting("--max-tokens", "5", output=file)
         chat.until("Ctrl-D ends.*> ")
@@ -549,7 +525,7 @@ def test_replies_go_to_a_file_and_nothing_else_does(
     assert (tmp_path / "replies.txt").read_text("utf-8") == f"{reply}\n"
 
 
-def test_without_colours_and_unicode(chatting: Callable[..., Terminal]) -> None:
+def test_without_colours_and_unicode(chatting: Chatting) -> None:
     chat = chatting(
         "--max-tokens", "4", NO_COLOR="1", PYTHONUTF8="0", PYTHONIOENCODING="ascii", TERM="dumb"
     )
@@ -578,7 +554,7 @@ def test_what_was_compiled_once_is_read_by_the_next_process(
 
 
 @pytest.mark.soak
-def test_a_real_model_knows_of_what_was_said(chatting: Callable[..., Terminal]) -> None:
+def test_a_real_model_knows_of_what_was_said(chatting: Chatting) -> None:
     file = Path(__file__).parents[2] / SMOLLM2
     if not file.exists():
         pytest.skip(f"there is no {SMOLLM2}; make chat fetches it")
@@ -606,9 +582,7 @@ def test_the_help_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"without a chat template {longest})" in " ".join(text.split())
 
 
-def test_a_reply_of_a_model_that_chats_ends_with_the_context(
-    talker: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reply_ends_with_the_context(talker: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where nobody says how long it may be, and the model does not end it."""
     assert main(["chat", str(talker), *HERE, "--prompt", "hi", "--json", "--context", "300"]) == 0
     reply = json.loads(capsys.readouterr().out)

@@ -61,9 +61,7 @@ def test_the_defaults(anydevice: Anydevice, project: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("written", "shown"), [('"conservative"', "conservative (60 %)"), ("0.8", "0.8 (80 %)")]
 )
-def test_a_share_of_memory_is_shown_in_percent(
-    anydevice: Anydevice, project: Path, written: str, shown: str
-) -> None:
+def test_memory_in_percent(anydevice: Anydevice, project: Path, written: str, shown: str) -> None:
     project.write_text(f"memory = {written}\n")
     assert rows(anydevice.text("config", cuda=0))["memory"][0] == shown
 
@@ -120,9 +118,7 @@ def test_what_nobody_asked_for_is_not_marked_as_failed(anydevice: Anydevice) -> 
     assert "– order of backends   opencl   an OpenCL device that is the CPU" in out
 
 
-def test_an_engine_that_cannot_be_had_is_a_step(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_engine_is_a_step(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
     with machine_of():
         out = anydevice.text("config", "--why")
@@ -159,9 +155,7 @@ def test_as_json(anydevice: Anydevice, project: Path) -> None:
     assert [step["taken"] for step in with_steps["steps"]] == [True]
 
 
-def test_a_variable_that_nothing_reads_is_named(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_variables_are_named(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVCE", "cpu")
     monkeypatch.setenv("ANYDEVICE_LAUNCHER", "1")
     monkeypatch.setenv("ANYDEVICE_TEST_ENGINES", "numpy")

@@ -118,7 +118,7 @@ def test_json_is_the_report(anydevice: Anydevice) -> None:
     assert data["backends"][0]["devices"][0]["facts"]["uuid"] == "GPU-1"
 
 
-def test_a_broken_settings_file_hides_nothing(anydevice: Anydevice, project: Path) -> None:
+def test_a_broken_file_hides_nothing(anydevice: Anydevice, project: Path) -> None:
     project.write_text("[")
     with machine_of():
         code, out, err = anydevice("devices")

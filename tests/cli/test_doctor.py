@@ -71,9 +71,7 @@ def test_a_library_without_cuda_is_explained(anydevice: Anydevice) -> None:
     assert data["explanations"][0]["advice"].startswith("pip install")
 
 
-def test_a_computation_that_fails_is_a_failure_and_condemns_the_device(
-    anydevice: Anydevice,
-) -> None:
+def test_a_failed_computation_condemns_the_device(anydevice: Anydevice) -> None:
     card = BackendScan(
         "cuda", True, (RawDevice(0, "gpu", Facts("a card", uuid="GPU-1")),), engines=("numpy",)
     )
@@ -116,9 +114,7 @@ def test_only_what_is_named_is_examined() -> None:
     assert [finding.backend for finding in one.report] == ["cuda"]
 
 
-def test_the_cpu_devices_that_jax_adds_are_checked_only_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cpu_devices_of_jax_are_checked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3")
     with machine_of() as report:
         usual = examination.prepare(report, [], "jax")
@@ -153,9 +149,7 @@ def test_an_engine_that_is_refused_is_refused_with_the_reason() -> None:
         examination.prepare(report, ["cuda"], "torch")
 
 
-def test_a_slow_first_call_and_held_memory_are_explained(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_calls_are_explained(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(device: Device, engine: str, *, limit: float) -> Verdict:
         return Verdict(str(device), engine, True, None, 3.0, 2.5, 0.001)
 
@@ -168,9 +162,7 @@ def test_a_slow_first_call_and_held_memory_are_explained(
     assert "warm up" in knowing
 
 
-def test_progress_is_shown_on_a_terminal_and_long_lines_are_broken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_progress_and_broken_lines_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     import io
 
     page = io.StringIO()
@@ -201,7 +193,7 @@ def test_the_child_does_not_take_most_of_a_card(monkeypatch: pytest.MonkeyPatch)
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ
 
 
-def test_settings_that_no_device_can_be_chosen_with_are_a_failure(
+def test_wrong_settings_are_a_failure(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "nonsense")

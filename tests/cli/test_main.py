@@ -19,11 +19,12 @@ from anydevice.errors import OutOfMemoryError
 from tests.cli.conftest import Anydevice
 from tests.machines import machine_of
 
+Breaking = Callable[[BaseException], None]
 COMMANDS = list(command_line.COMMANDS)
 
 
 @pytest.fixture
-def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+def breaking(monkeypatch: pytest.MonkeyPatch) -> Breaking:
     """Make the summary fail in a given way."""
 
     def break_with(error: BaseException) -> None:
@@ -124,9 +125,7 @@ def test_bad_input_ends_every_command_with_2(anydevice: Anydevice, command: str)
 
 
 @pytest.mark.parametrize("command", sorted({"", *COMMANDS} - {*BAD, "backends"}))
-def test_a_wrong_setting_ends_every_command_with_2(
-    anydevice: Anydevice, project: Path, command: str
-) -> None:
+def test_a_wrong_setting_ends_with_2(anydevice: Anydevice, project: Path, command: str) -> None:
     project.write_text("[")
     code, _, err = anydevice(*filter(None, [command]), cuda=0)
     assert code == 2
@@ -153,11 +152,7 @@ def test_a_wrong_setting_ends_every_command_with_2(
     ids=["too little memory", "interruption", "reader that leaves", "no folder", "system"],
 )
 def test_an_error_has_its_exit_code_and_at_most_one_sentence(
-    anydevice: Anydevice,
-    breaking: Callable[[BaseException], None],
-    error: BaseException,
-    code: int,
-    said: str,
+    anydevice: Anydevice, breaking: Breaking, error: BaseException, code: int, said: str
 ) -> None:
     breaking(error)
     assert anydevice() == (code, "", said)
@@ -169,9 +164,7 @@ def test_launch_has_no_json_of_its_own(anydevice: Anydevice, words: tuple[str, .
     assert "--json" in anydevice.refusal(*words).splitlines()[-1]
 
 
-def test_a_fault_of_ours_is_not_hidden(
-    anydevice: Anydevice, breaking: Callable[[BaseException], None]
-) -> None:
+def test_bugs_are_not_hidden(anydevice: Anydevice, breaking: Breaking) -> None:
     breaking(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         anydevice()
@@ -192,9 +185,7 @@ def test_an_output_that_cannot_be_written_is_said(
             assert capsys.readouterr().err == said
 
 
-def test_where_not_even_an_error_can_be_written_its_code_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_that_cannot_be_written_has_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     class FullDisk(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(28, "No space left on device")
@@ -217,9 +208,7 @@ def test_where_not_even_an_error_can_be_written_its_code_is_told(
         (("launch", ""), "'' is no file"),
     ],
 )
-def test_an_empty_name_is_not_taken_for_none_at_all(
-    anydevice: Anydevice, words: tuple[str, ...], said: str
-) -> None:
+def test_an_empty_name_is_refused(anydevice: Anydevice, words: tuple[str, ...], said: str) -> None:
     code, out, err = anydevice(*words)
     shown = json.loads(out)["error"] if "--json" in words else err.splitlines()[-1]
     assert (code, said in shown) == (2, True), (out, err)
@@ -233,9 +222,7 @@ def test_an_empty_name_is_not_taken_for_none_at_all(
         ("prove", "no.onnx", "no.vnnlib"),
     ],
 )
-def test_an_unknown_device_or_engine_is_said_with_its_option(
-    anydevice: Anydevice, words: tuple[str, ...]
-) -> None:
+def test_an_unknown_place_names_its_option(anydevice: Anydevice, words: tuple[str, ...]) -> None:
     for option in ("--device", "--engine"):
         code, _, err = anydevice(*words, option, "quantum")
         assert (code, err.startswith(f"anydevice: {option}: there is no ")) == (2, True), err

@@ -100,8 +100,6 @@ def test_bytes_are_shown_as_such() -> None:
 @pytest.mark.parametrize(
     "words", [("bench",), ("plan", "model"), ("prove", "net.onnx", "true.vnnlib")], ids=" ".join
 )
-def test_pages_are_refused_and_what_replaces_them_is_named(
-    anydevice: Anydevice, words: tuple[str, ...]
-) -> None:
+def test_pages_are_refused_with_advice(anydevice: Anydevice, words: tuple[str, ...]) -> None:
     err = anydevice.refusal(*words, "--html", "page.html")
     assert "--html: removed in 0.3: use --json, or a notebook for plots" in " ".join(err.split())

@@ -70,9 +70,7 @@ def test_as_json(anydevice: Anydevice) -> None:
 
 
 @pytest.mark.parametrize("content", ["device = ", 'device = "quantum"', "time_limit = -1"])
-def test_a_broken_settings_file_hides_nothing(
-    anydevice: Anydevice, project: Path, content: str
-) -> None:
+def test_a_broken_file_hides_nothing(anydevice: Anydevice, project: Path, content: str) -> None:
     project.write_text(f"# mine\n{content}\n")
     with machine_of():
         code, out, err = anydevice()
@@ -87,9 +85,7 @@ def test_a_broken_settings_file_hides_nothing(
     assert data["chosen"] is None
 
 
-def test_a_wrong_variable_hides_nothing(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_hides_nothing(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "quantum")
     code, out, err = anydevice(cuda=0)
     assert code == 2
@@ -97,9 +93,7 @@ def test_a_wrong_variable_hides_nothing(
     assert err.startswith("anydevice: ANYDEVICE_DEVICE: there is no backend 'quantum'")
 
 
-def test_what_was_asked_for_and_is_not_here(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wish_that_is_not_met(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
     with machine_of():
         out, data = anydevice.text(), anydevice.json()
@@ -121,9 +115,7 @@ def test_where_nothing_is_to_be_fixed_it_leads_on(anydevice: Anydevice) -> None:
     assert "Next: " not in anydevice.text(scans=[A_CARD_WITHOUT_A_LIBRARY])
 
 
-def test_a_text_that_names_the_doctor_does_not_decide_what_comes_next(
-    anydevice: Anydevice,
-) -> None:
+def test_no_text_decides_what_comes_next(anydevice: Anydevice) -> None:
     note = "a driver that says: run anydevice doctor"
     told = BackendScan("cuda", True, (RawDevice(0, "gpu", Facts("A card")),), engines=("torch",))
     out = anydevice.text(scans=[replace(told, notes=(note,))])

@@ -52,7 +52,7 @@ def test_what_fits_ends_with_0(anydevice: Anydevice, small: str) -> None:
     assert "would fit" not in out
 
 
-def test_a_model_that_is_nowhere_is_said_without_a_look_at_the_machine(
+def test_a_missing_model_is_said_first(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[str] = []
@@ -63,9 +63,7 @@ def test_a_model_that_is_nowhere_is_said_without_a_look_at_the_machine(
         assert f"{name}: there is no such file or folder" in err
 
 
-def test_what_does_not_fit_ends_with_1_and_says_what_would(
-    anydevice: Anydevice, large: str
-) -> None:
+def test_what_does_not_fit_ends_with_1(anydevice: Anydevice, large: str) -> None:
     with testing.fake_machine(cuda=8, memory="110GiB"):
         out = anydevice.text(
             "plan", large, "--context", "131072", "--batch", "8", "--device", "cuda", code=1
@@ -76,9 +74,7 @@ def test_what_does_not_fit_ends_with_1_and_says_what_would(
     assert "cuda:7" in out
 
 
-def test_on_several_devices_it_says_what_would_do_with_fewer(
-    anydevice: Anydevice, large: str
-) -> None:
+def test_on_several_devices_it_advises_fewer(anydevice: Anydevice, large: str) -> None:
     out = anydevice.text("plan", large, "--context", "131072", cuda=8, memory="190GiB")
     assert "together" in out
     assert "On fewer devices with:\n  context " in out
@@ -188,7 +184,7 @@ def test_bad_input_ends_with_2(
         ({"model_type": "llava", "text_config": SMALL}, "beside text_config it has parts"),
     ],
 )
-def test_what_cannot_be_counted_ends_with_2(
+def test_uncountable(
     anydevice: Anydevice, tmp_path: Path, config: dict[str, Any], said: str
 ) -> None:
     path = written(tmp_path, config)
@@ -206,7 +202,7 @@ def test_what_cannot_be_counted_ends_with_2(
         ({**SMALL, "vocab_size": 7_811_033}, "1.00 B parameters in bfloat16, context"),
     ],
 )
-def test_the_title_counts_the_parameters(
+def test_the_title(
     anydevice: Anydevice, tmp_path: Path, config: dict[str, Any], title: str
 ) -> None:
     path = written(tmp_path, config)
@@ -218,9 +214,7 @@ def test_the_title_counts_the_parameters(
     ("words", "context"),
     [("8k", 8192), ("32k", 32768), ("128K", 131072), ("1m", 2**20), ("1.5k", 1536), ("4096", 4096)],
 )
-def test_a_context_as_people_say_it(
-    anydevice: Anydevice, small: str, words: str, context: int
-) -> None:
+def test_a_context_in_words(anydevice: Anydevice, small: str, words: str, context: int) -> None:
     code, out, _ = anydevice("plan", small, "--json", "--context", words, cuda=1)
     assert (code, json.loads(out)["estimate"]["context"]) == (0, context)
 
@@ -270,7 +264,5 @@ def test_inference_on_cards_that_are_not_here(anydevice: Anydevice, large: str) 
         (("--on", "2xH100", "--train", "--strategy", "magic"), "replicate, shard_gradients, shard"),
     ],
 )
-def test_options_that_do_not_go_together(
-    anydevice: Anydevice, small: str, words: tuple[str, ...], said: str
-) -> None:
+def test_wrong_options(anydevice: Anydevice, small: str, words: tuple[str, ...], said: str) -> None:
     assert said in " ".join(anydevice.refusal("plan", small, *words).split())

@@ -66,9 +66,7 @@ def test_a_counterexample(anydevice: Anydevice) -> None:
 
 
 @pytest.mark.parametrize("option", [(), ("--certificate", "c.proof")])
-def test_a_counterexample_says_what_is_violated(
-    anydevice: Anydevice, option: tuple[str, ...]
-) -> None:
+def test_a_counterexample_names_conditions(anydevice: Anydevice, option: tuple[str, ...]) -> None:
     out = anydevice.text("prove", "net.onnx", "false.vnnlib", *option, code=1)
     first, x, y, why, *rest = out.splitlines()
     assert re.fullmatch(r"counterexample in \d+\.\d s", first)
@@ -146,9 +144,7 @@ def test_no_file_replaces_what_was_read(anydevice: Anydevice, option: str, name:
     assert Path(name).read_bytes() == before
 
 
-def test_a_file_that_cannot_be_written_is_said_before_the_search(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_checked_first(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     def unwanted(*_: object, **__: object) -> None:
         raise AssertionError("it was searched before")
 
@@ -223,9 +219,7 @@ def test_every_file_that_can_be_written_is(anydevice: Anydevice, lost: Callable[
     assert (code, json.loads(out)["error"].count("cannot be written")) == (2, 2)
 
 
-def test_one_json_text_where_the_result_of_a_check_cannot_be_written(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_prints_one_json(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice._proofs import files
 
     anydevice("prove", "net.onnx", "true.vnnlib", "--certificate", "p.proof")

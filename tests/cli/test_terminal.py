@@ -27,6 +27,7 @@ from tests.cli.conftest import Anydevice
 
 GIB = 2**30
 PATIENCE = 300.0
+OnScreen = tuple[Output, int, int]
 GIVEN_BACK = "\x1b[?25h\x1b[?1049l"
 
 CARD = DeviceUsage(
@@ -70,7 +71,7 @@ def test_lines_in_this_process(anydevice: Anydevice, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def on_screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Output, int, int]]:
+def on_screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[OnScreen]:
     """An output on a pseudo-terminal, whose keys are the program's; and both of its ends."""
     primary, secondary = pty.openpty()
     stream = open(os.dup(secondary), "w", encoding="utf-8")  # noqa: SIM115
@@ -92,9 +93,7 @@ def shown_until(primary: int, ending: str) -> str:
     return shown.decode()
 
 
-def test_the_live_view_in_this_process(
-    on_screen: tuple[Output, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_live_view(on_screen: OnScreen, monkeypatch: pytest.MonkeyPatch) -> None:
     output, primary, secondary = on_screen
     before = termios.tcgetattr(secondary)
     looks = Looks(
@@ -110,9 +109,7 @@ def test_the_live_view_in_this_process(
     assert termios.tcgetattr(secondary) == before
 
 
-def test_suspending_in_this_process(
-    on_screen: tuple[Output, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_suspending(on_screen: OnScreen, monkeypatch: pytest.MonkeyPatch) -> None:
     output, primary, _ = on_screen
     stopped: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *what: stopped.append(what))
@@ -129,7 +126,7 @@ def test_suspending_in_this_process(
     assert shown.count("\x1b[?1049h") == shown.count(GIVEN_BACK) == 2
 
 
-def test_fewer_lines_leave_nothing_behind(on_screen: tuple[Output, int, int]) -> None:
+def test_fewer_lines_leave_nothing_behind(on_screen: OnScreen) -> None:
     output, primary, _ = on_screen
     with terminal.Screen(output) as screen:
         assert screen.size == (80, 24)  # a terminal that does not know its own
@@ -141,9 +138,7 @@ def test_fewer_lines_leave_nothing_behind(on_screen: tuple[Output, int, int]) ->
     assert shown_until(primary, GIVEN_BACK) == GIVEN_BACK
 
 
-def test_a_screen_that_goes_away_is_no_error(
-    on_screen: tuple[Output, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_closed_screen(on_screen: OnScreen, monkeypatch: pytest.MonkeyPatch) -> None:
     output, _, _ = on_screen
 
     def gone(self: object, text: str) -> None:
@@ -155,9 +150,7 @@ def test_a_screen_that_goes_away_is_no_error(
     assert looks.count >= 2  # the next time that there is anything to draw
 
 
-def test_without_keys_only_signals_quit(
-    on_screen: tuple[Output, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_keys(on_screen: OnScreen, monkeypatch: pytest.MonkeyPatch) -> None:
     output, primary, _ = on_screen
     monkeypatch.setattr(watch, "_usages", Looks(look2=interrupt))
     for none in (None, io.StringIO()):

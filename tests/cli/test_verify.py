@@ -66,9 +66,7 @@ def test_json(anydevice: Anydevice) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_what_is_wrong_is_named_and_is_a_failure(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_op_is_a_failure(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy
 
     from anydevice._ops import dispatch
@@ -176,9 +174,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kept], None]:
 
 
 @pytest.mark.usefixtures("here")
-def test_saving_says_what_is_used_from_now_on(
-    anydevice: Anydevice, saved: Callable[[Kept], None]
-) -> None:
+def test_saving_names_the_kernels(anydevice: Anydevice, saved: Callable[[Kept], None]) -> None:
     words = ("verify", "--op", "sqrt", *NUMPY, "--dtype", "float32", "--save")
     good, bad = ("softmax", "float16", "cuda:0"), ("rope", "float16", "cuda:0")
     saved(Kept((good,), (bad,)))
@@ -193,9 +189,7 @@ def test_saving_says_what_is_used_from_now_on(
 
 
 @pytest.mark.usefixtures("here")
-def test_an_engine_that_cannot_be_loaded_is_unsupported(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_engine(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice._machine.engines import registry
 
     def fail(name: str) -> Any:

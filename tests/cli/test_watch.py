@@ -97,9 +97,7 @@ def test_it_fits_every_screen(width: int, height: int | None) -> None:
 @pytest.mark.parametrize(
     ("free", "bar"), [(1023, "█" + 17 * "░"), (1, 17 * "█" + "░"), (0, 18 * "█"), (1024, 18 * "░")]
 )
-def test_only_a_full_card_is_shown_as_full_and_only_an_empty_one_as_empty(
-    free: int, bar: str
-) -> None:
+def test_only_a_full_card_has_a_full_bar(free: int, bar: str) -> None:
     card = DeviceUsage("cuda:0", "a card", 1024, 1024, Readings(free_memory=free))
     (shown,) = re.findall("[█░]+", frame([card], plain(), width=80)[1])
     assert shown == bar
@@ -211,9 +209,7 @@ def test_json_a_line(piped: Callable[..., subprocess.Popen[bytes]]) -> None:
     assert [device["device"] for device in first["devices"]] == ["cpu"]
 
 
-def test_a_reader_that_leaves_ends_it_quietly(
-    piped: Callable[..., subprocess.Popen[bytes]],
-) -> None:
+def test_a_reader_that_leaves_ends_it(piped: Callable[..., subprocess.Popen[bytes]]) -> None:
     process = piped("--interval", "0.1")
     assert process.stdout is not None
     assert process.stderr is not None

@@ -48,9 +48,7 @@ def test_devices_may_come_from_any_collection() -> None:
             assert [str(each.device) for each in available_memory(places)[0]] == ["cuda:1"]
 
 
-def test_the_processor_counts_once_however_many_devices_jax_makes_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_processor_counts_once_with_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     with testing.fake_machine() as report:
         assert len([device for device in report.devices if device.backend == "cpu"]) == 8

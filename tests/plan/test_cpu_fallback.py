@@ -186,9 +186,7 @@ def test_a_model_is_back_afterwards(form: str, monkeypatch: pytest.MonkeyPatch) 
         assert "_parameters" not in vars(call)
 
 
-def test_a_model_for_which_there_is_no_room_any_more_stays_on_the_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_without_room_stays_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has gained gradients, and its device is full: the result matters more."""
     from anydevice._plan import retry as module
 

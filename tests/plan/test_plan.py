@@ -225,9 +225,7 @@ def test_a_limit_that_was_set_is_kept_to() -> None:
         assert not plan_inference(LLAMA_8B, "cuda", **ASKED).fits
 
 
-def test_a_model_may_be_a_path_a_shape_or_a_name_of_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forms_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "models--org--name" / "snapshots" / "a"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
