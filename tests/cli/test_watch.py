@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -161,21 +160,14 @@ def test_a_device_that_is_not_here(anydevice: Anydevice) -> None:
     assert "this machine has no rocm" in anydevice.refusal("watch", "--device", "rocm", cuda=0)
 
 
-def start(*words: str, **files: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "anydevice", "watch", "--device", "cpu", *words],
-        env={**os.environ, "PYTHONUTF8": "1"},
-        **files,
-    )
-
-
 @pytest.fixture
 def piped() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def pipe(*words: str) -> subprocess.Popen[bytes]:
-        process = start(
-            *words,
+        process = subprocess.Popen(
+            [sys.executable, "-m", "anydevice", "watch", "--device", "cpu", *words],
+            env={**os.environ, "PYTHONUTF8": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -20,8 +20,7 @@ from anydevice._plan.estimates import MARGIN, PARTS, part_lines
 from anydevice._plan.families import ModelShape
 from anydevice._plan.plan import Alternative, Placement, Plan
 from anydevice._report import notebook
-from anydevice._report.tables import table
-from anydevice._report.text import WIDTH, Paint, plain, verdict_lines
+from anydevice._report.tables import WIDTH, Paint, plain, table, verdict_lines
 
 if TYPE_CHECKING:
     from anydevice._plan.training_plan import TrainingPlan
