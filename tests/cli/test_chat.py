@@ -439,11 +439,16 @@ def test_ctrl_c_stops_the_reply(chatting: Chatting, tmp_path: Path) -> None:
     leave(chat)
 
 
+def with_template(model: Path, folder: Path, before: str) -> Path:
+    """A copy of the model, whose chat template begins with `before`."""
+    copytree(model, folder)
+    (folder / "chat_template.jinja").write_text(before + TEMPLATE)
+    return folder
+
+
 def test_ctrl_c_in_a_slow_template(chatting: Chatting, talker: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "slow"
-    copytree(talker, folder)
     slow = "{% for i in range(500) %}{% for j in range(5000) %}{% endfor %}{% endfor %}"
-    (folder / "chat_template.jinja").write_text(slow + TEMPLATE)
+    folder = with_template(talker, tmp_path / "slow", slow)
     chat = chatting("--max-tokens", str(LONG), folder=folder)
     chat.until("\n> ")
     chat.type(b"Talk\n")
@@ -455,12 +460,10 @@ def test_ctrl_c_in_a_slow_template(chatting: Chatting, talker: Path, tmp_path: P
 
 
 def test_ctrl_c_in_a_long_prompt(chatting: Chatting, talker: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "long"
-    copytree(talker, folder)
+    long = "{% if 'long' in messages[-1]['content'] %}{{ 'a b ' * 7000 }}{% endif %}"
+    folder = with_template(talker, tmp_path / "long", long)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2**16}))
-    long = "{% if 'long' in messages[-1]['content'] %}{{ 'a b ' * 7000 }}{% endif %}"
-    (folder / "chat_template.jinja").write_text(long + TEMPLATE)
     chat = chatting("--max-tokens", "5", "--context", "32k", folder=folder)
     chat.until("\n> ")
     chat.type(b"Read a long one\n")

@@ -23,6 +23,11 @@ Breaking = Callable[[BaseException], None]
 COMMANDS = list(command_line.COMMANDS)
 
 
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
 @pytest.fixture
 def breaking(monkeypatch: pytest.MonkeyPatch) -> Breaking:
     """Make the summary fail in a given way."""
@@ -138,16 +143,8 @@ def test_a_wrong_setting_ends_with_2(anydevice: Anydevice, project: Path, comman
         (OutOfMemoryError("a model does not fit"), 1, "anydevice: a model does not fit\n"),
         (KeyboardInterrupt(), 130, ""),
         (BrokenPipeError(), 141, ""),
-        (
-            FileNotFoundError(2, "No usable temporary directory"),
-            2,
-            "anydevice: No usable temporary directory\n",
-        ),
-        (
-            OSError(24, "Too many open files", "/dev/kfd"),
-            2,
-            "anydevice: /dev/kfd: Too many open files\n",
-        ),
+        (FileNotFoundError(2, "No folder"), 2, "anydevice: No folder\n"),
+        (OSError(24, "Too many files", "/dev/kfd"), 2, "anydevice: /dev/kfd: Too many files\n"),
     ],
     ids=["too little memory", "interruption", "reader that leaves", "no folder", "system"],
 )
@@ -173,10 +170,6 @@ def test_bugs_are_not_hidden(anydevice: Anydevice, breaking: Breaking) -> None:
 def test_an_output_that_cannot_be_written_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class FullDisk(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(sys, "stdout", FullDisk())
     with machine_of():
         for words in (["devices"], ["--version"], ["plan", "--help"]):
@@ -186,10 +179,6 @@ def test_an_output_that_cannot_be_written_is_said(
 
 
 def test_an_error_that_cannot_be_written_has_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    class FullDisk(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(sys, "stderr", FullDisk())
     assert command_line.main(["prefer", "quantum"]) == 2
 
