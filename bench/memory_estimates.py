@@ -18,8 +18,13 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from anydevice._plan.estimates import ForwardPass, MemoryEstimate, estimate_inference, moments
-from anydevice._plan.overheads import CONTEXT
+from anydevice._plan.estimates import (
+    CONTEXT,
+    ForwardPass,
+    MemoryEstimate,
+    estimate_inference,
+    moments,
+)
 from anydevice._plan.training import estimate_training
 
 Row = tuple[str, str, bool]

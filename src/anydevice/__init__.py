@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from anydevice._machine.discovery.discover import discover as discover
     from anydevice._machine.settings.config import Config as Config
     from anydevice._machine.settings.preferences import prefer as prefer
-    from anydevice._plan.batch_size import find_batch_size as find_batch_size
-    from anydevice._plan.cpu_fallback import cpu_fallback as cpu_fallback
     from anydevice._plan.estimates import MemoryEstimate as MemoryEstimate
     from anydevice._plan.estimates import estimate_inference as estimate_inference
     from anydevice._plan.plan import plan_inference as plan_inference
+    from anydevice._plan.retry import cpu_fallback as cpu_fallback
+    from anydevice._plan.retry import find_batch_size as find_batch_size
     from anydevice._plan.training import estimate_training as estimate_training
     from anydevice._plan.training_plan import plan_training as plan_training
     from anydevice.errors import AnyDeviceError as AnyDeviceError
@@ -80,8 +80,7 @@ _MODULES = {
     "errors": "AnyDeviceError ConfigurationError DeviceMismatchError DeviceNotFoundError "
     "OutOfMemoryError TransferError UnsupportedError VerificationError",
     "_arrays.memory.stats": "MemoryStats memory_stats release",
-    "_plan.batch_size": "find_batch_size",
-    "_plan.cpu_fallback": "cpu_fallback",
+    "_plan.retry": "cpu_fallback find_batch_size",
     "_plan.estimates": "MemoryEstimate estimate_inference",
     "_plan.plan": "plan_inference",
     "_plan.training": "estimate_training",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -19,7 +20,6 @@ from anydevice.cli.main import main
 from tests.machines import machine_of
 
 Result = tuple[int, str, str]
-Anydevice = Callable[..., Result]
 Process = Callable[..., subprocess.CompletedProcess[bytes]]
 
 _SWITCHES = (
@@ -70,21 +70,42 @@ def user_file(tmp_path: Path) -> Path:
     return home / "anydevice.toml"
 
 
-@pytest.fixture
-def anydevice(capsys: pytest.CaptureFixture[str]) -> Anydevice:
-    """Run a command line in this process: `code, out, err = anydevice("devices", "--json")`.
+class Anydevice:
+    """Runs command lines in this process: `code, out, err = anydevice("devices", "--json")`.
 
     With `cuda=1` and the like it runs on such a fake machine, on which the settings count.
     """
 
-    def run(*words: str, **machine: Any) -> Result:
-        capsys.readouterr()
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: str, **machine: Any) -> Result:
+        self._capsys.readouterr()
         with machine_of(**machine) if machine else nullcontext():
             code = main(words)
-        out, err = capsys.readouterr()
+        out, err = self._capsys.readouterr()
         return code, out, err
 
-    return run
+    def text(self, *words: str, code: int = 0, **machine: Any) -> str:
+        """Return the output of a command that ends with `code` and without errors."""
+        result, out, err = self(*words, **machine)
+        assert (result, err) == (code, "")
+        return out
+
+    def json(self, *words: str, code: int = 0, **machine: Any) -> Any:
+        """Return the JSON of a command that ends with `code` and without errors."""
+        return json.loads(self.text(*words, "--json", code=code, **machine))
+
+    def refusal(self, *words: str, **machine: Any) -> str:
+        """Return the error of a command that ends with 2 and prints nothing else."""
+        code, out, err = self(*words, **machine)
+        assert (code, out) == (2, "")
+        return err
+
+
+@pytest.fixture
+def anydevice(capsys: pytest.CaptureFixture[str]) -> Anydevice:
+    return Anydevice(capsys)
 
 
 @pytest.fixture

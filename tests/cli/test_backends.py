@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from argparse import Namespace
-from collections.abc import Callable
 
 import pytest
 
@@ -15,9 +13,8 @@ from anydevice._core.finding import BackendScan, Reason
 from anydevice._machine.engines.registry import BUILT_IN
 from anydevice.cli import backends
 from anydevice.cli.printing import Output
+from tests.cli.conftest import Anydevice
 from tests.machines import machine_of
-
-Anydevice = Callable[..., tuple[int, str, str]]
 
 
 def words(text: str) -> set[str]:
@@ -26,8 +23,7 @@ def words(text: str) -> set[str]:
 
 
 def test_every_column_of_every_backend_is_there(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("backends", cuda=0)
-    assert (code, err) == (0, "")
+    out = anydevice.text("backends", cuda=0)
     printed = words(out)
     for row in BACKENDS.values():
         cells = (row.vendor, *row.platforms, row.blas, row.runtime_compiler, row.best_for)
@@ -50,23 +46,17 @@ def test_a_processor_that_could_not_be_read(anydevice: Anydevice) -> None:
     broken = BackendScan(
         "cpu", present=True, stage="driver", reason=Reason("timed_out", "timed out")
     )
-    code, out, _ = anydevice("backends", scans=[broken])
-    assert code == 0
-    assert "SIMD level: unknown   threads: unknown" in out
+    assert "SIMD level: unknown   threads: unknown" in anydevice.text("backends", scans=[broken])
 
 
-def test_an_engine_that_could_not_be_taken_up_is_said(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_note_on_an_engine(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends.registry, "notes", lambda: ("the engine 'mine' failed",))
     out = anydevice("backends", cuda=0)[1]
     assert out.endswith("\nnote: the engine 'mine' failed\n")
 
 
 def test_as_json(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("backends", "--json", cuda=1)
-    assert (code, err) == (0, "")
-    data = json.loads(out)
+    data = anydevice.json("backends", cuda=1)
     rows = {row["name"]: row for row in data["backends"]}
     assert list(rows) == list(BACKENDS)
     assert rows["cuda"]["usable"] is True

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anydevice.cli import bench as command
+from tests.cli.conftest import Anydevice
 from tests.cli.pseudo_terminal import TerminalStream
 from tests.machines import machine_of
-
-Anydevice = Callable[..., tuple[int, str, str]]
 
 SHORT = ("--quick", "--engine", "numpy", "--limit", "0.001")
 
@@ -45,8 +43,7 @@ def changed(file: Path, factor: float, **more: Any) -> None:
 
 
 def test_it_prints_ceilings_and_a_table(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("bench", *SHORT, "--op", "reshape,argmax")
-    assert (code, err) == (0, "")
+    out = anydevice.text("bench", *SHORT, "--op", "reshape,argmax")
     lines = out.splitlines()
     assert lines[0].startswith("anydevice ")
     assert any(line.startswith("  copy ") for line in lines)
@@ -67,22 +64,22 @@ def test_json_alone_is_printed(anydevice: Anydevice, words: tuple[str, ...]) -> 
 
 
 def test_the_results_are_kept_and_compared(anydevice: Anydevice) -> None:
-    code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--json", "old.json")
-    assert code == 0
+    out = anydevice.text("bench", *SHORT, "--op", "argmax", "--json", "old.json")
     assert "argmax" in out  # the table is printed as well
     file = Path("old.json")
     changed(file, 1000.0)
-    code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--compare", "old.json")
-    assert code == 0
+    out = anydevice.text("bench", *SHORT, "--op", "argmax", "--compare", "old.json")
     assert "  0 slower, 1 faster, 0 lost, 0 within the noise" in out
     changed(file, 1e-6, version="0.0.9")
-    code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--compare", "old.json")
-    assert code == 1
+    out = anydevice.text("bench", *SHORT, "--op", "argmax", "--compare", "old.json", code=1)
     assert "  note: anydevice was 0.0.9" in out
     assert "  slower  argmax" in out
-    code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--compare", "old.json", "--json")
-    assert code == 1
-    assert json.loads(out)["comparison"]["slower"][0]["op"] == "argmax"
+    assert (
+        anydevice.json("bench", *SHORT, "--op", "argmax", "--compare", "old.json", code=1)[
+            "comparison"
+        ]["slower"][0]["op"]
+        == "argmax"
+    )
 
 
 def test_two_saved_runs_are_compared_without_measuring(anydevice: Anydevice) -> None:
@@ -90,33 +87,25 @@ def test_two_saved_runs_are_compared_without_measuring(anydevice: Anydevice) -> 
     Path("old.json").write_bytes(Path("new.json").read_bytes())
     changed(Path("old.json"), 1e-6)
     words = ("--from", "new.json", "--compare", "old.json")
-    code, out, _ = anydevice("bench", *words)
-    assert code == 1
-    assert "  slower  argmax" in out
-    code, out, _ = anydevice("bench", "--from", "new.json", "--json")
-    assert json.loads(out)["made"] == json.loads(Path("new.json").read_text("utf-8"))["made"]
-    code, _, err = anydevice("bench", *words, "--quick")
-    assert code == 2
-    assert "--quick is for measuring" in err
+    assert "  slower  argmax" in anydevice.text("bench", *words, code=1)
+    made = json.loads(Path("new.json").read_text("utf-8"))["made"]
+    assert anydevice.json("bench", "--from", "new.json")["made"] == made
+    assert "--quick is for measuring" in anydevice.refusal("bench", *words, "--quick")
 
 
 def test_saving_changes_the_choice_and_why_says_so(anydevice: Anydevice) -> None:
     pytest.importorskip("torch", reason="a second engine of the CPU")
     words = ("--quick", "--engine", "numpy,torch", "--limit", "0.001", "--op", "argmax")
-    code, out, _ = anydevice("bench", *words, "--save")
-    assert code == 0
-    assert "; anydevice config --why shows the effect" in out
-    _, out, _ = anydevice("config", "--why")
+    assert "; anydevice config --why shows the effect" in anydevice.text("bench", *words, "--save")
+    out = anydevice.text("config", "--why")
     [line] = [line for line in out.splitlines() if "saved measurements" in line]
     assert line.startswith("✓ saved measurements")
     fastest = line.split(" was the fastest")[0].split()[-1]
     assert fastest in ("numpy", "torch")
     assert f"{fastest} serves it, the fastest measured here" in out
-    _, out, _ = anydevice("config", "--why", "--json")
+    out = anydevice.text("config", "--why", "--json")
     assert "saved measurements" in {step["source"] for step in json.loads(out)["steps"]}
-    code, out, _ = anydevice("bench", *words, "--save", "--json")
-    assert code == 0
-    assert json.loads(out)["measurements"]
+    assert anydevice.json("bench", *words, "--save")["measurements"]
 
 
 def test_where_nothing_can_be_saved_it_says_so(anydevice: Anydevice, tmp_path: Path) -> None:
@@ -127,8 +116,7 @@ def test_where_nothing_can_be_saved_it_says_so(anydevice: Anydevice, tmp_path: P
 
 
 def test_where_nothing_can_be_measured_it_says_so(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("bench", *SHORT, "--op", "argmax", "--dtype", "bool")
-    assert (code, out) == (2, "")
+    err = anydevice.refusal("bench", *SHORT, "--op", "argmax", "--dtype", "bool")
     assert "argmax has no case in bool; it has float32" in err
 
 
@@ -153,8 +141,7 @@ def test_a_file_that_cannot_be_written_is_said(anydevice: Anydevice) -> None:
     assert (code, out) == (2, "")  # JSON goes to the file, so that errors are for people
     assert "no/such/file.json cannot be written: there is no folder no/such" in err
     Path("folder.json").mkdir()
-    code, out, err = anydevice("bench", *SHORT, "--op", "argmax", "--json", "folder.json")
-    assert (code, out) == (2, "")
+    err = anydevice.refusal("bench", *SHORT, "--op", "argmax", "--json", "folder.json")
     assert "folder.json cannot be written: Is a directory" in err
 
 
@@ -170,23 +157,20 @@ def test_looking_whether_a_file_can_be_written_leaves_no_trace(anydevice: Anydev
 
 def test_runs_with_nothing_in_common_are_a_failure(anydevice: Anydevice) -> None:
     anydevice("bench", *SHORT, "--op", "argmax", "--json", "old.json")
-    code, out, _ = anydevice("bench", *SHORT, "--op", "reshape", "--compare", "old.json")
-    assert code == 1
+    out = anydevice.text("bench", *SHORT, "--op", "reshape", "--compare", "old.json", code=1)
     assert "  nothing in common: that run has argmax of 16 rows of 32000 in float32" in out
     assert "this one reshape of" in out
 
 
 def test_saving_one_engine_says_that_two_are_needed(anydevice: Anydevice) -> None:
-    code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--save")
-    assert code == 0
+    out = anydevice.text("bench", *SHORT, "--op", "argmax", "--save")
     assert "once two engines of a device are measured" in out
     assert "config --why" not in out
 
 
 def test_several_devices(anydevice: Anydevice) -> None:
     with machine_of(cuda=1, engines=("numpy",)):
-        code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--device", "cpu,cuda")
-    assert code == 0
+        out = anydevice.text("bench", *SHORT, "--op", "argmax", "--device", "cpu,cuda")
     assert "to host" in out
     assert "cuda:0   speed-up over cpu with numpy" in out
 

@@ -21,12 +21,13 @@ import pytest
 from anydevice import device, llm, plan_inference
 from anydevice.cli.chat import described
 from anydevice.cli.main import main
+from tests.cli.conftest import Anydevice, Process
 from tests.cli.pseudo_terminal import PATIENCE, Terminal, TerminalStream
 from tests.llm.conftest import data
 from tests.machines import machine_of
 
-Anydevice = Callable[..., tuple[int, str, str]]
-Process = Callable[..., "subprocess.CompletedProcess[bytes]"]
+Chatting = Callable[..., Terminal]
+GgufFile = Callable[..., Path]
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}. {% endfor %}"
 HERE = ("--device", "cpu", "--engine", "numpy")
@@ -71,7 +72,7 @@ def said(text: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def gguf_file(talker: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def gguf_file(talker: Path, tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
     """The talker as a GGUF file, with more values in it; what reads text lies beside it."""
     pytest.importorskip("gguf")
     from safetensors.numpy import load_file
@@ -94,9 +95,7 @@ def gguf_file(talker: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return made
 
 
-def test_weights_that_are_no_numbers_are_said(
-    anydevice: Anydevice, talker: Path, tmp_path: Path
-) -> None:
+def test_weights_of_nan_are_said(anydevice: Anydevice, talker: Path, tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import load_file, save_file
 
@@ -112,17 +111,13 @@ def test_weights_that_are_no_numbers_are_said(
         assert "layers[3].down.weight" in out + err
 
 
-def test_a_plan_of_a_gguf_file_is_that_of_its_chat(
-    anydevice: Anydevice, gguf_file: Callable[..., Path]
-) -> None:
+def test_plan_and_chat_of_a_gguf_file(anydevice: Anydevice, gguf_file: GgufFile) -> None:
     file = str(gguf_file())
     for more in ([], ["--context", "500"], ["--dtype", "bfloat16"]):
         words = [file, "--device", "cpu", "--json", *more]
-        code, out, _ = anydevice("plan", *words)
-        assert code == 0
+        out = anydevice.text("plan", *words)
         plan = json.loads(out)["estimate"]
-        code, out, _ = anydevice("chat", *words, "--prompt", "Hi", "--max-tokens", "1")
-        assert code == 0
+        out = anydevice.text("chat", *words, "--prompt", "Hi", "--max-tokens", "1")
         chat = json.loads(out)
         assert (plan["context"], plan["dtype"]) == (chat["context"], chat["dtype"])
         assert {name: plan[name] for name in chat["memory"]} == chat["memory"]
@@ -131,10 +126,7 @@ def test_a_plan_of_a_gguf_file_is_that_of_its_chat(
 
 
 def test_a_folder_or_repository_of_one_gguf_file_is_that_file(
-    anydevice: Anydevice,
-    gguf_file: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    anydevice: Anydevice, gguf_file: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = gguf_file()
     repository = tmp_path / "models--org--tiny-GGUF"
@@ -159,13 +151,10 @@ def test_a_folder_or_repository_of_one_gguf_file_is_that_file(
         assert (code, "(other.gguf, talker.gguf); give the path" in err) == (2, True), err
 
 
-def test_a_model_that_says_nothing_of_sampling_is_drawn_from(
-    anydevice: Anydevice, gguf_file: Callable[..., Path], model: Any
-) -> None:
+def test_sampling_defaults(anydevice: Anydevice, gguf_file: GgufFile, model: Any) -> None:
     def tokens(file: Path, *more: str) -> list[int]:
         words = (*HERE, "--json", "--prompt", "Hello there", "--max-tokens", "20", *more)
-        code, out, err = anydevice("chat", str(file), *words)
-        assert (code, err) == (0, "")
+        out = anydevice.text("chat", str(file), *words)
         return list(json.loads(out)["tokens"])
 
     def expected(**options: Any) -> list[int]:
@@ -182,9 +171,7 @@ def test_a_model_that_says_nothing_of_sampling_is_drawn_from(
     )
 
 
-def test_a_script_gets_the_text_alone_and_the_rest_is_said_beside_it(
-    process: Process, stories: Path
-) -> None:
+def test_a_script_gets_the_text_and_remarks_apart(process: Process, stories: Path) -> None:
     ended = process(
         "chat", str(stories), *HERE, "--prompt", "Once upon a time", "--max-tokens", "24"
     )
@@ -216,13 +203,11 @@ def test_the_prompt_comes_through_a_pipe(stories: Path) -> None:
 
 
 def test_as_json(anydevice: Anydevice, talker: Path, model: Any) -> None:
-    code, out, err = anydevice(
-        "chat", str(talker), *HERE, "--json", "--prompt", "Who are you?", "--max-tokens", "9",
+    found = anydevice.json(
+        "chat", str(talker), *HERE, "--prompt", "Who are you?", "--max-tokens", "9",
         "--system", "Be brief", "--temperature", "0.8", "--top-p", "0.9", "--top-k", "40",
         "--min-p", "0.01", "--seed", "3", "--stop", "zzz", "--stop", "yyy",
     )  # fmt: skip
-    assert (code, err) == (0, "")
-    found = json.loads(out)
     wanted = model.generate(
         [{"role": "system", "content": "Be brief"}, said("Who are you?")], 9, temperature=0.8,
         top_p=0.9, top_k=40, min_p=0.01, seed=3, stop=["zzz", "yyy"],
@@ -261,12 +246,8 @@ def test_bad_input_ends_with_2(
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     words = [str(stories) if word == "MODEL" else word for word in words]
-    code, out, err = anydevice("chat", *words, cuda=0)
-    assert (code, out) == (2, "")
-    assert message in err
-    code, out, err = anydevice("chat", *words, "--json", cuda=0)
-    assert (code, err) == (2, "")
-    assert message in json.loads(out)["error"]
+    assert message in anydevice.refusal("chat", *words, cuda=0)
+    assert message in anydevice.json("chat", *words, cuda=0, code=2)["error"]
 
 
 @pytest.mark.parametrize(
@@ -275,8 +256,7 @@ def test_bad_input_ends_with_2(
 def test_wrong_options_are_said_before_a_model_is_loaded(
     option: str, value: str, message: str, anydevice: Anydevice, stories: Path
 ) -> None:
-    code, _, err = anydevice("chat", str(stories), *HERE, "--prompt", "x", option, value)
-    assert code == 2
+    err = anydevice.refusal("chat", str(stories), *HERE, "--prompt", "x", option, value)
     assert message in err
     assert "parameters" not in err
 
@@ -292,13 +272,9 @@ def test_no_prompt_at_all(
     anydevice: Anydevice, stories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", TerminalStream())
-    code, out, _ = anydevice("chat", str(stories), "--json")
-    assert code == 2
-    assert "--json is for one reply" in json.loads(out)["error"]
+    assert "--json is for one reply" in anydevice.json("chat", str(stories), code=2)["error"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8"))
-    code, _, err = anydevice("chat", str(stories))
-    assert code == 2
-    assert "standard input is not UTF-8" in err
+    assert "standard input is not UTF-8" in anydevice.refusal("chat", str(stories))
     monkeypatch.setattr(sys, "stdin", None)
     assert anydevice("chat", str(stories))[0] == 2
 
@@ -317,9 +293,7 @@ def test_a_name_of_the_hugging_face_cache(
 
 
 @pytest.mark.needs("torch")
-def test_a_cpu_is_left_to_numpy_only_for_small_models_or_where_it_is_asked_for(
-    stories: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numpy_serves_small_models_on_a_cpu(stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm.load(stories, "cpu").device.engine == "numpy"
     monkeypatch.setattr("anydevice._llm.model.SMALL", 2**20 - 2**16)
     assert llm.load(stories, device("cpu", engine="numpy")).device.engine == "numpy"
@@ -385,7 +359,7 @@ def test_a_stream_without_unicode(process: Process, talker: Path) -> None:
 
 
 @pytest.fixture
-def chatting(talker: Path) -> Iterator[Callable[..., Terminal]]:
+def chatting(talker: Path) -> Iterator[Chatting]:
     opened: list[Terminal] = []
 
     def open_one(*words: str, folder: Path = talker, **changes: Any) -> Terminal:
@@ -411,9 +385,13 @@ def turn(terminal: Terminal, text: str) -> tuple[str, str]:
     return reply, note
 
 
-def test_two_turns_are_one_conversation(
-    chatting: Callable[..., Terminal], model: Any, tmp_path: Path
-) -> None:
+def leave(terminal: Terminal, keys: bytes = b"/exit\n") -> None:
+    """End the conversation."""
+    terminal.type(keys)
+    assert terminal.process.wait(PATIENCE) == 0
+
+
+def test_two_turns(chatting: Chatting, model: Any, tmp_path: Path) -> None:
     chat = chatting("--max-tokens", "12")
     assert "a context of" in plain(chat.until("\n> "))
     first, note = turn(chat, "Tell me a story")
@@ -435,13 +413,10 @@ def test_two_turns_are_one_conversation(
     chat.type(b"/reset\n")
     chat.until("A new conversation.*> ")
     assert turn(chat, "Tell me a story")[0] == first  # not the third turn
-    chat.type(b"\x04")
-    assert chat.process.wait(PATIENCE) == 0
+    leave(chat, b"\x04")
 
 
-def test_ctrl_c_stops_the_reply_and_not_the_program(
-    chatting: Callable[..., Terminal], tmp_path: Path
-) -> None:
+def test_ctrl_c_stops_the_reply(chatting: Chatting, tmp_path: Path) -> None:
     chat = chatting("--max-tokens", str(LONG))
     chat.until("\n> ")
     chat.type(b"Talk\n")
@@ -461,17 +436,19 @@ def test_ctrl_c_stops_the_reply_and_not_the_program(
     chat.until(r"Again\r\n.*\w{3}")
     chat.type(b"\x03")
     chat.until(r"stopped\].*> ")
-    chat.type(b"/exit\n")
-    assert chat.process.wait(PATIENCE) == 0
+    leave(chat)
 
 
-def test_ctrl_c_while_the_template_is_at_work_stops_the_reply_and_not_the_program(
-    chatting: Callable[..., Terminal], talker: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "slow"
-    copytree(talker, folder)
+def with_template(model: Path, folder: Path, before: str) -> Path:
+    """A copy of the model, whose chat template begins with `before`."""
+    copytree(model, folder)
+    (folder / "chat_template.jinja").write_text(before + TEMPLATE)
+    return folder
+
+
+def test_ctrl_c_in_a_slow_template(chatting: Chatting, talker: Path, tmp_path: Path) -> None:
     slow = "{% for i in range(500) %}{% for j in range(5000) %}{% endfor %}{% endfor %}"
-    (folder / "chat_template.jinja").write_text(slow + TEMPLATE)
+    folder = with_template(talker, tmp_path / "slow", slow)
     chat = chatting("--max-tokens", str(LONG), folder=folder)
     chat.until("\n> ")
     chat.type(b"Talk\n")
@@ -479,19 +456,14 @@ def test_ctrl_c_while_the_template_is_at_work_stops_the_reply_and_not_the_progra
     time.sleep(0.2)  # it has read the line
     chat.type(b"\x03")
     chat.until(r"\[\d+ tokens?,[^\]]* stopped\].*> ")
-    chat.type(b"/exit\n")
-    assert chat.process.wait(PATIENCE) == 0
+    leave(chat)
 
 
-def test_ctrl_c_while_a_long_prompt_is_read_stops_at_once(
-    chatting: Callable[..., Terminal], talker: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "long"
-    copytree(talker, folder)
+def test_ctrl_c_in_a_long_prompt(chatting: Chatting, talker: Path, tmp_path: Path) -> None:
+    long = "{% if 'long' in messages[-1]['content'] %}{{ 'a b ' * 7000 }}{% endif %}"
+    folder = with_template(talker, tmp_path / "long", long)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2**16}))
-    long = "{% if 'long' in messages[-1]['content'] %}{{ 'a b ' * 7000 }}{% endif %}"
-    (folder / "chat_template.jinja").write_text(long + TEMPLATE)
     chat = chatting("--max-tokens", "5", "--context", "32k", folder=folder)
     chat.until("\n> ")
     chat.type(b"Read a long one\n")
@@ -500,11 +472,10 @@ def test_ctrl_c_while_a_long_prompt_is_read_stops_at_once(
     chat.type(b"\x03")
     chat.until(r"\[0 tokens, stopped\].*> ")
     assert "5 tokens" in turn(chat, "Talk")[1]
-    chat.type(b"/exit\n")
-    assert chat.process.wait(PATIENCE) == 0
+    leave(chat)
 
 
-def test_commands_of_a_conversation(chatting: Callable[..., Terminal], tmp_path: Path) -> None:
+def test_commands_of_a_conversation(chatting: Chatting, tmp_path: Path) -> None:
     chat = chatting("--max-tokens", "3", columns=60)
     chat.until("\n> ")
     for typed, shown in (
@@ -523,13 +494,10 @@ def test_commands_of_a_conversation(chatting: Callable[..., Terminal], tmp_path:
     chat.type(f"/save {saved}\n".encode())
     chat.until("2 messages in.*> ")
     assert json.loads(saved.read_text())[0] == said("one \nline")
-    chat.type(b"/quit\n")
-    assert chat.process.wait(PATIENCE) == 0
+    leave(chat, b"/quit\n")
 
 
-def test_a_full_context_is_said_and_the_conversation_goes_on(
-    chatting: Callable[..., Terminal],
-) -> None:
+def test_a_full_context_ends_no_conversation(chatting: Chatting) -> None:
     chat = chatting("--max-tokens", "8", "--context", "48")
     chat.until("\n> ")
     turn(chat, "hello")
@@ -541,9 +509,7 @@ def test_a_full_context_is_said_and_the_conversation_goes_on(
     assert turn(chat, "hello")[0]
 
 
-def test_without_a_template_each_line_is_completed_by_itself(
-    chatting: Callable[..., Terminal], stories: Path
-) -> None:
+def test_without_a_template_lines_are_completed(chatting: Chatting, stories: Path) -> None:
     chat = chatting("--max-tokens", "8", folder=stories, columns=60)
     begun = plain(chat.until("\n> "))
     assert "It has no chat template: it completes text" in begun
@@ -551,21 +517,18 @@ def test_without_a_template_each_line_is_completed_by_itself(
     assert turn(chat, "Once upon a time")[0] == turn(chat, "Once upon a time")[0]
 
 
-def test_replies_go_to_a_file_and_nothing_else_does(
-    chatting: Callable[..., Terminal], model: Any, tmp_path: Path
-) -> None:
+def test_a_file_gets_replies_alone(chatting: Chatting, model: Any, tmp_path: Path) -> None:
     with (tmp_path / "replies.txt").open("wb") as file:
         chat = chatting("--max-tokens", "5", output=file)
         chat.until("Ctrl-D ends.*> ")
         chat.type(b"hello\n")
         chat.until(r"\[5 tokens.*> ")
-        chat.type(b"\x04")
-        assert chat.process.wait(PATIENCE) == 0
+        leave(chat, b"\x04")
     reply = model.generate([said("hello")], 5).text
     assert (tmp_path / "replies.txt").read_text("utf-8") == f"{reply}\n"
 
 
-def test_without_colours_and_unicode(chatting: Callable[..., Terminal]) -> None:
+def test_without_colours_and_unicode(chatting: Chatting) -> None:
     chat = chatting(
         "--max-tokens", "4", NO_COLOR="1", PYTHONUTF8="0", PYTHONIOENCODING="ascii", TERM="dumb"
     )
@@ -574,8 +537,7 @@ def test_without_colours_and_unicode(chatting: Callable[..., Terminal]) -> None:
     assert "\x1b" not in chat.until("> ")
     chat.type(b"plain\n")
     chat.until(r"\[4 tokens.*> ")
-    chat.type(b"\x04")
-    assert chat.process.wait(PATIENCE) == 0
+    leave(chat, b"\x04")
 
 
 @pytest.mark.soak
@@ -595,7 +557,7 @@ def test_what_was_compiled_once_is_read_by_the_next_process(
 
 
 @pytest.mark.soak
-def test_a_real_model_knows_of_what_was_said(chatting: Callable[..., Terminal]) -> None:
+def test_a_real_model_knows_of_what_was_said(chatting: Chatting) -> None:
     file = Path(__file__).parents[2] / SMOLLM2
     if not file.exists():
         pytest.skip(f"there is no {SMOLLM2}; make chat fetches it")
@@ -603,8 +565,7 @@ def test_a_real_model_knows_of_what_was_said(chatting: Callable[..., Terminal]) 
     chat.until("\n> ")
     assert "Paris" in turn(chat, "What is the capital of France?")[0]
     assert "Rome" in turn(chat, "And of Italy?")[0]
-    chat.type(b"\x04")
-    assert chat.process.wait(PATIENCE) == 0
+    leave(chat, b"\x04")
 
 
 def test_a_reply_in_numbers() -> None:
@@ -624,9 +585,7 @@ def test_the_help_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"without a chat template {longest})" in " ".join(text.split())
 
 
-def test_a_reply_of_a_model_that_chats_ends_with_the_context(
-    talker: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reply_ends_with_the_context(talker: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where nobody says how long it may be, and the model does not end it."""
     assert main(["chat", str(talker), *HERE, "--prompt", "hi", "--json", "--context", "300"]) == 0
     reply = json.loads(capsys.readouterr().out)

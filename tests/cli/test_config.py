@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,8 @@ import pytest
 from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice.cli import config as command
 from anydevice.cli.printing import Output
+from tests.cli.conftest import Anydevice
 from tests.machines import BROKEN_CPU, machine_of
-
-Anydevice = Callable[..., tuple[int, str, str]]
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -36,8 +33,7 @@ def _without_variables_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_defaults(anydevice: Anydevice, project: Path, tmp_path: Path) -> None:
-    code, out, err = anydevice("config", cuda=0)
-    assert (code, err) == (0, "")
+    out = anydevice.text("config", cuda=0)
     assert rows(out) == {
         "device": ["automatic", "default"],
         "engine": ["automatic", "default"],
@@ -65,12 +61,9 @@ def test_the_defaults(anydevice: Anydevice, project: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("written", "shown"), [('"conservative"', "conservative (60 %)"), ("0.8", "0.8 (80 %)")]
 )
-def test_a_share_of_memory_is_shown_in_percent(
-    anydevice: Anydevice, project: Path, written: str, shown: str
-) -> None:
+def test_memory_in_percent(anydevice: Anydevice, project: Path, written: str, shown: str) -> None:
     project.write_text(f"memory = {written}\n")
-    _, out, _ = anydevice("config", cuda=0)
-    assert rows(out)["memory"][0] == shown
+    assert rows(anydevice.text("config", cuda=0))["memory"][0] == shown
 
 
 def test_every_origin(
@@ -81,7 +74,7 @@ def test_every_origin(
         'device = ["cuda", "cpu"]\nengine = "numpy"\norder = ["opencl"]\nx64 = true\n'
     )
     monkeypatch.setenv("ANYDEVICE_DEVICE", "cpu")
-    _, out, _ = anydevice("config", cuda=0)
+    out = anydevice.text("config", cuda=0)
     table = rows(out)
     assert table["memory"] == ["20GiB", f"user file {user_file}, line 1"]
     assert table["env"] == ["A=1", f"user file {user_file}, line 3"]
@@ -97,8 +90,7 @@ def test_every_origin(
 
 def test_every_step_of_the_choice(anydevice: Anydevice, project: Path) -> None:
     project.write_text('device = "tpu"\n')
-    code, out, _ = anydevice("config", "--why", cuda=0)
-    assert code == 0
+    out = anydevice.text("config", "--why", cuda=0)
     assert out.partition("Steps of the choice\n")[2].splitlines() == [
         "✗ project file        tpu   this machine has no tpu: not in this fake machine",
         "✓ order of backends   cpu   cpu is usable",
@@ -122,17 +114,15 @@ def test_steps_fit_a_narrow_terminal(project: Path) -> None:
 
 def test_what_nobody_asked_for_is_not_marked_as_failed(anydevice: Anydevice) -> None:
     pocl = BackendScan("opencl", True, (RawDevice(0, "cpu", Facts("PoCL")),), engines=("numpy",))
-    _, out, _ = anydevice("config", "--why", scans=[pocl])
+    out = anydevice.text("config", "--why", scans=[pocl])
     assert "– order of backends   opencl   an OpenCL device that is the CPU" in out
 
 
-def test_an_engine_that_cannot_be_had_is_a_step(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_engine_is_a_step(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
     with machine_of():
-        _, out, _ = anydevice("config", "--why")
-        data = json.loads(anydevice("config", "--why", "--json")[1])
+        out = anydevice.text("config", "--why")
+        data = anydevice.json("config", "--why")
     assert re.search(r"✗ ANYDEVICE_ENGINE +cupy +cpu: .*cupy", out)
     assert data["chosen"] == "cpu"
     assert data["environment"]["ANYDEVICE_ENGINE"] == "cupy"
@@ -140,8 +130,8 @@ def test_an_engine_that_cannot_be_had_is_a_step(
 
 def test_a_choice_of_nothing(anydevice: Anydevice) -> None:
     with machine_of(scans=[BROKEN_CPU]):
-        _, out, _ = anydevice("config", "--why")
-        data = json.loads(anydevice("config", "--why", "--json")[1])
+        out = anydevice.text("config", "--why")
+        data = anydevice.json("config", "--why")
     assert out.endswith("Chosen: nothing, because no device fits\n")
     assert (data["chosen"], data["because"]) == (None, "")
 
@@ -149,8 +139,8 @@ def test_a_choice_of_nothing(anydevice: Anydevice) -> None:
 def test_as_json(anydevice: Anydevice, project: Path) -> None:
     project.write_text('device = "cuda"\ntime_limit = 2\n')
     with machine_of(cuda=1):
-        data = json.loads(anydevice("config", "--json")[1])
-        with_steps = json.loads(anydevice("config", "--why", "--json")[1])
+        data = anydevice.json("config")
+        with_steps = anydevice.json("config", "--why")
     assert data["settings"]["time_limit"] == 2.0
     assert data["origins"] == {"time_limit": f"project file {project}, line 2"}
     assert data["wishes"] == [
@@ -165,9 +155,7 @@ def test_as_json(anydevice: Anydevice, project: Path) -> None:
     assert [step["taken"] for step in with_steps["steps"]] == [True]
 
 
-def test_a_variable_that_nothing_reads_is_named(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_variables_are_named(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVCE", "cpu")
     monkeypatch.setenv("ANYDEVICE_LAUNCHER", "1")
     monkeypatch.setenv("ANYDEVICE_TEST_ENGINES", "numpy")
@@ -177,7 +165,7 @@ def test_a_variable_that_nothing_reads_is_named(
     assert line.endswith(" is not a setting; did you mean ANYDEVICE_DEVICE?")
     assert "ANYDEVICE_TEST_ENGINES is not" in out
     assert "ANYDEVICE_LAUNCHER" not in out
-    assert "ANYDEVICE_DEVCE" in json.loads(anydevice("config", "--json")[1])["unknown_variables"]
+    assert "ANYDEVICE_DEVCE" in anydevice.json("config")["unknown_variables"]
 
 
 def test_a_broken_file_is_named(anydevice: Anydevice, project: Path) -> None:
@@ -186,9 +174,7 @@ def test_a_broken_file_is_named(anydevice: Anydevice, project: Path) -> None:
     assert code == 2
     assert f"  project file      {project}\n" in out
     assert f"{project}, line 1" in err
-    code, out, _ = anydevice("config", "--why", "--json")
-    assert code == 2
-    data = json.loads(out)
+    data = anydevice.json("config", "--why", code=2)
     assert f"{project}, line 1" in data["error"]
     assert data["files"][0]["path"] == str(project)
 
@@ -196,7 +182,7 @@ def test_a_broken_file_is_named(anydevice: Anydevice, project: Path) -> None:
 def test_no_project_file(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "project_file", lambda: None)
     with machine_of():
-        _, out, _ = anydevice("config")
-        data = json.loads(anydevice("config", "--json")[1])
+        out = anydevice.text("config")
+        data = anydevice.json("config")
     assert "  project file      none here or in a folder above\n" in out
     assert data["files"][0] == {"file": "project file", "path": None, "exists": False}

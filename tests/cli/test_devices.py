@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,9 +20,9 @@ from anydevice._core.finding import (
 from anydevice._machine.discovery.discover import Report
 from anydevice.cli import devices
 from anydevice.cli.printing import Output
+from tests.cli.conftest import Anydevice
 from tests.machines import machine_of
 
-Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
 
 H200 = Facts(
@@ -55,8 +53,7 @@ SEEN_TWICE = (
 
 @pytest.mark.needs("torch")
 def test_every_known_fact_is_readable(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("devices", scans=SEEN_TWICE)
-    assert (code, err) == (0, "")
+    out = anydevice.text("devices", scans=SEEN_TWICE)
     block = out.partition("✓ cuda:0")[2].partition("\n\n")[0].splitlines()
     assert block[0] == "   NVIDIA H200"
     facts = {line[4:24].strip(): line[24:] for line in block[1:]}
@@ -82,7 +79,7 @@ def test_every_known_fact_is_readable(anydevice: Anydevice) -> None:
 
 
 def test_what_stopped_a_backend_and_what_fixes_it(anydevice: Anydevice) -> None:
-    _, out, _ = anydevice("devices", scans=SEEN_TWICE)
+    out = anydevice.text("devices", scans=SEEN_TWICE)
     assert out.partition("✗ rocm")[2].partition("\n\n")[0].splitlines() == [
         "   no device",
         "    stopped at          driver",
@@ -105,7 +102,7 @@ def test_a_backend_of_a_probe(anydevice: Anydevice) -> None:
     memory = Facts("Q", total_memory=GIB)
     seen = (RawDevice(0, "gpu", Facts("Q")), RawDevice(1, "gpu", memory))
     with machine_of(scans=[BackendScan("quantum", True, seen, engines=("numpy",))]):
-        _, out, _ = anydevice("devices")
+        out = anydevice.text("devices")
     assert "untested (from a probe)" in out
     assert "    memory              1.0 GiB dedicated\n" in out
     assert "kind                gpu" in out
@@ -115,19 +112,17 @@ def test_a_backend_of_a_probe(anydevice: Anydevice) -> None:
 @pytest.mark.needs("torch")
 def test_json_is_the_report(anydevice: Anydevice) -> None:
     with machine_of(scans=SEEN_TWICE) as report:
-        code, out, err = anydevice("devices", "--json")
-    assert (code, err) == (0, "")
-    data = json.loads(out)
+        data = anydevice.json("devices")
     assert data == report.to_dict()
     assert data["recommended"] == "cuda"
     assert data["backends"][0]["devices"][0]["facts"]["uuid"] == "GPU-1"
 
 
-def test_a_broken_settings_file_hides_nothing(anydevice: Anydevice, project: Path) -> None:
+def test_a_broken_file_hides_nothing(anydevice: Anydevice, project: Path) -> None:
     project.write_text("[")
     with machine_of():
         code, out, err = anydevice("devices")
-        data = json.loads(anydevice("devices", "--json")[1])
+        data = anydevice.json("devices", code=2)
     assert code == 2
     assert "✓ cpu" in out
     assert f"anydevice: {project}, line 1" in err

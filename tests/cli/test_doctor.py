@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable
 
 import pytest
 
@@ -16,9 +14,8 @@ from anydevice._machine.discovery import doctor as examination
 from anydevice.cli import doctor
 from anydevice.cli.printing import Output
 from anydevice.errors import DeviceNotFoundError
+from tests.cli.conftest import Anydevice
 from tests.machines import machine_of
-
-Anydevice = Callable[..., tuple[int, str, str]]
 
 NO_DRIVER = BackendScan(
     "cuda",
@@ -34,8 +31,7 @@ NO_LIBRARY = BackendScan("cuda", True, (RawDevice(0, "gpu", Facts("NVIDIA RTX 40
 
 
 def test_a_healthy_machine(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("doctor", "--engine", "numpy", cuda=0)
-    assert (code, err) == (0, "")
+    out = anydevice.text("doctor", "--engine", "numpy", cuda=0)
     first = out.splitlines()[0]
     assert first.startswith("✓ cpu")
     assert "numpy" in first
@@ -46,9 +42,7 @@ def test_a_healthy_machine(anydevice: Anydevice) -> None:
 
 
 def test_a_healthy_machine_as_json(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("doctor", "cpu", "--engine", "numpy", "--json", cuda=0)
-    assert (code, err) == (0, "")
-    data = json.loads(out)
+    data = anydevice.json("doctor", "cpu", "--engine", "numpy", cuda=0)
     assert data["healthy"] is True
     assert [(c["device"], c["engine"], c["right"]) for c in data["checks"]] == [
         ("cpu", "numpy", True)
@@ -58,8 +52,7 @@ def test_a_healthy_machine_as_json(anydevice: Anydevice) -> None:
 
 
 def test_a_present_backend_that_is_not_usable_is_a_failure(anydevice: Anydevice) -> None:
-    code, out, _ = anydevice("doctor", "--engine", "numpy", scans=[NO_DRIVER])
-    assert code == 1
+    out = anydevice.text("doctor", "--engine", "numpy", scans=[NO_DRIVER], code=1)
     assert "✗ cuda     stopped at: driver\n" in out
     explained = out.partition("What is wrong, and what to do")[2]
     assert "  cuda: no driver\n" in explained
@@ -70,9 +63,7 @@ def test_a_present_backend_that_is_not_usable_is_a_failure(anydevice: Anydevice)
 
 @pytest.mark.needs("torch")
 def test_a_library_without_cuda_is_explained(anydevice: Anydevice) -> None:
-    code, out, _ = anydevice("doctor", "cuda", "--json", scans=[NO_LIBRARY])
-    data = json.loads(out)
-    assert code == 1
+    data = anydevice.json("doctor", "cuda", scans=[NO_LIBRARY], code=1)
     assert data["checks"] == []
     assert data["not_usable"][0]["place"] == "cuda:0"
     assert data["not_usable"][0]["code"] == data["explanations"][0]["code"]
@@ -80,27 +71,23 @@ def test_a_library_without_cuda_is_explained(anydevice: Anydevice) -> None:
     assert data["explanations"][0]["advice"].startswith("pip install")
 
 
-def test_a_computation_that_fails_is_a_failure_and_condemns_the_device(
-    anydevice: Anydevice,
-) -> None:
+def test_a_failed_computation_condemns_the_device(anydevice: Anydevice) -> None:
     card = BackendScan(
         "cuda", True, (RawDevice(0, "gpu", Facts("a card", uuid="GPU-1")),), engines=("numpy",)
     )
     with machine_of(scans=[card]):  # NumPy in the child knows no cuda:0
-        code, out, _ = anydevice("doctor", "gpu")
-        assert code == 1
+        out = anydevice.text("doctor", "gpu", code=1)
         assert out.startswith("✗ cuda:0   numpy")
         assert "cuda:0 with numpy: " in out.partition("What is wrong")[2]
         assert "0 of 1 computations were right." in out
         assert not Device("cuda:0").usable
-        again = json.loads(anydevice("doctor", "gpu", "--json")[1])
+        again = anydevice.json("doctor", "gpu", code=1)
     assert [c["right"] for c in again["checks"]] == [False], "stopped at compute: checked anew"
     assert [e["subject"] for e in again["explanations"]] == ["cuda:0 with numpy"]
 
 
 def test_a_computation_that_takes_too_long(anydevice: Anydevice) -> None:
-    code, out, _ = anydevice("doctor", "--engine", "numpy", "--limit", "0.001", cuda=0)
-    assert code == 1
+    out = anydevice.text("doctor", "--engine", "numpy", "--limit", "0.001", cuda=0, code=1)
     assert "✗ cpu" in out
     assert "timed out (no answer within 0.001 s)" in out
     assert "no answer in time" in out
@@ -127,9 +114,7 @@ def test_only_what_is_named_is_examined() -> None:
     assert [finding.backend for finding in one.report] == ["cuda"]
 
 
-def test_the_cpu_devices_that_jax_adds_are_checked_only_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cpu_devices_of_jax_are_checked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3")
     with machine_of() as report:
         usual = examination.prepare(report, [], "jax")
@@ -150,9 +135,7 @@ def test_the_cpu_devices_that_jax_adds_are_checked_only_by_name(
     ],
 )
 def test_what_cannot_be_examined(anydevice: Anydevice, words: list[str], message: str) -> None:
-    code, out, err = anydevice("doctor", *words, cuda=1)
-    assert (code, out) == (2, "")
-    assert message in err
+    assert message in anydevice.refusal("doctor", *words, cuda=1)
 
 
 @pytest.mark.needs("torch")
@@ -166,15 +149,12 @@ def test_an_engine_that_is_refused_is_refused_with_the_reason() -> None:
         examination.prepare(report, ["cuda"], "torch")
 
 
-def test_a_slow_first_call_and_held_memory_are_explained(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_calls_are_explained(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(device: Device, engine: str, *, limit: float) -> Verdict:
         return Verdict(str(device), engine, True, None, 3.0, 2.5, 0.001)
 
     monkeypatch.setattr(doctor, "check", slow)
-    code, out, _ = anydevice("doctor", "cuda", cuda=1, engines=["jax"])
-    assert code == 0
+    out = anydevice.text("doctor", "cuda", cuda=1, engines=["jax"])
     knowing = out.partition("Worth knowing")[2]
     assert "memory held by preallocation" in knowing
     assert "XLA_PYTHON_CLIENT_PREALLOCATE=false" in knowing
@@ -182,9 +162,7 @@ def test_a_slow_first_call_and_held_memory_are_explained(
     assert "warm up" in knowing
 
 
-def test_progress_is_shown_on_a_terminal_and_long_lines_are_broken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_progress_and_broken_lines_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     import io
 
     page = io.StringIO()
@@ -215,7 +193,7 @@ def test_the_child_does_not_take_most_of_a_card(monkeypatch: pytest.MonkeyPatch)
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ
 
 
-def test_settings_that_no_device_can_be_chosen_with_are_a_failure(
+def test_wrong_settings_are_a_failure(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "nonsense")
@@ -223,9 +201,9 @@ def test_settings_that_no_device_can_be_chosen_with_are_a_failure(
     assert code == 1
     assert "1 of 1 computations were right" in out
     assert "ANYDEVICE_DEVICE" in err
-    code, out, _ = anydevice("doctor", "cpu", "--engine", "numpy", "--json")
-    assert code == 1
-    assert "ANYDEVICE_DEVICE" in json.loads(out)["error"]
+    assert (
+        "ANYDEVICE_DEVICE" in anydevice.json("doctor", "cpu", "--engine", "numpy", code=1)["error"]
+    )
 
 
 def test_a_kind_whose_backend_stopped_at_its_driver_is_explained(anydevice: Anydevice) -> None:

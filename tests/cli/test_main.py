@@ -16,14 +16,20 @@ from anydevice._report.diagnosis import CAUSES
 from anydevice.cli import main as command_line
 from anydevice.cli import overview
 from anydevice.errors import OutOfMemoryError
+from tests.cli.conftest import Anydevice
 from tests.machines import machine_of
 
-Anydevice = Callable[..., tuple[int, str, str]]
+Breaking = Callable[[BaseException], None]
 COMMANDS = list(command_line.COMMANDS)
 
 
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
 @pytest.fixture
-def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+def breaking(monkeypatch: pytest.MonkeyPatch) -> Breaking:
     """Make the summary fail in a given way."""
 
     def break_with(error: BaseException) -> None:
@@ -37,22 +43,20 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(anydevice: Anydevice, command: str) -> None:
-    code, out, err = anydevice(command, "--help")
-    assert (code, err) == (0, "")
+    out = anydevice.text(command, "--help")
     assert ("--json" in out) == (command != "launch")  # which prints what the script prints
     assert f"example:\n  anydevice {command}" in out
 
 
 def test_the_help_names_every_command(anydevice: Anydevice) -> None:
-    code, out, _ = anydevice("--help")
-    assert code == 0
+    out = anydevice.text("--help")
     assert all(f"\n    {command}" in out for command in COMMANDS)
     assert "example:\n  anydevice --json" in out
     assert "\n    2  it could not be done" in out
 
 
 def test_the_help_has_every_exit_code_of_the_docs(anydevice: Anydevice) -> None:
-    _, out, _ = anydevice("--help")
+    out = anydevice.text("--help")
     listed = re.findall(r"^ +(\d+)  ", out.partition("exit codes:\n")[2], re.M)
     docs = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
     told = re.findall(r"^\| (\d+) \|", docs.read_text("utf-8"), re.M)
@@ -76,19 +80,16 @@ def test_the_version(anydevice: Anydevice) -> None:
     ],
 )
 def test_a_command_written_wrongly(anydevice: Anydevice, words: list[str], message: str) -> None:
-    code, out, err = anydevice(*words)
-    assert (code, out) == (2, "")
+    err = anydevice.refusal(*words)
     assert err.startswith("usage: anydevice")
     assert message in err.splitlines()[-1]
-    code, out, err = anydevice(*words, "--json")
-    assert (code, err) == (2, "")
+    out = anydevice.text(*words, "--json", code=2)
     assert message in json.loads(out)["error"]
     assert json.loads(out)["code"] in CAUSES
 
 
 def test_an_unknown_option_is_said_with_the_usage_of_its_command(anydevice: Anydevice) -> None:
-    code, _, err = anydevice("chat", "a-model", "--promt", "Hello")
-    assert code == 2
+    err = anydevice.refusal("chat", "a-model", "--promt", "Hello")
     assert err.startswith("usage: anydevice chat ")
     assert "--prompt" in err.partition("anydevice: ")[0]
     assert err.splitlines()[-1] == "anydevice: unrecognized arguments: --promt Hello"
@@ -96,17 +97,14 @@ def test_an_unknown_option_is_said_with_the_usage_of_its_command(anydevice: Anyd
 
 
 def test_json_may_stand_before_the_command(anydevice: Anydevice) -> None:
-    assert json.loads(anydevice("--json", "devices", cuda=0)[1])["recommended"] == "cpu"
+    assert anydevice.json("devices", cuda=0)["recommended"] == "cpu"
 
 
 def test_an_error_of_ours_is_one_message_and_no_traceback(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("prefer", "nvidia")
-    assert (code, out) == (2, "")
+    err = anydevice.refusal("prefer", "nvidia")
     assert err.startswith("anydevice: ")
     assert "did you mean 'cuda'?" in err
-    code, out, err = anydevice("prefer", "nvidia", "--json")
-    assert (code, err) == (2, "")
-    assert "did you mean 'cuda'?" in json.loads(out)["error"]
+    assert "did you mean 'cuda'?" in anydevice.json("prefer", "nvidia", code=2)["error"]
 
 
 BAD = {
@@ -125,17 +123,14 @@ BAD = {
 @pytest.mark.parametrize("command", BAD)
 def test_bad_input_ends_every_command_with_2(anydevice: Anydevice, command: str) -> None:
     """And one sentence; those that are not listed take no input."""
-    code, out, err = anydevice(command, *BAD[command])
-    assert (code, out) == (2, "")
+    err = anydevice.refusal(command, *BAD[command])
     said = [line for line in err.splitlines() if not line.startswith(("usage:", " "))]
     assert len(said) == 1
     assert said[0].startswith("anydevice: ")
 
 
 @pytest.mark.parametrize("command", sorted({"", *COMMANDS} - {*BAD, "backends"}))
-def test_a_wrong_setting_ends_every_command_with_2(
-    anydevice: Anydevice, project: Path, command: str
-) -> None:
+def test_a_wrong_setting_ends_with_2(anydevice: Anydevice, project: Path, command: str) -> None:
     project.write_text("[")
     code, _, err = anydevice(*filter(None, [command]), cuda=0)
     assert code == 2
@@ -148,25 +143,13 @@ def test_a_wrong_setting_ends_every_command_with_2(
         (OutOfMemoryError("a model does not fit"), 1, "anydevice: a model does not fit\n"),
         (KeyboardInterrupt(), 130, ""),
         (BrokenPipeError(), 141, ""),
-        (
-            FileNotFoundError(2, "No usable temporary directory"),
-            2,
-            "anydevice: No usable temporary directory\n",
-        ),
-        (
-            OSError(24, "Too many open files", "/dev/kfd"),
-            2,
-            "anydevice: /dev/kfd: Too many open files\n",
-        ),
+        (FileNotFoundError(2, "No folder"), 2, "anydevice: No folder\n"),
+        (OSError(24, "Too many files", "/dev/kfd"), 2, "anydevice: /dev/kfd: Too many files\n"),
     ],
     ids=["too little memory", "interruption", "reader that leaves", "no folder", "system"],
 )
 def test_an_error_has_its_exit_code_and_at_most_one_sentence(
-    anydevice: Anydevice,
-    breaking: Callable[[BaseException], None],
-    error: BaseException,
-    code: int,
-    said: str,
+    anydevice: Anydevice, breaking: Breaking, error: BaseException, code: int, said: str
 ) -> None:
     breaking(error)
     assert anydevice() == (code, "", said)
@@ -175,14 +158,10 @@ def test_an_error_has_its_exit_code_and_at_most_one_sentence(
 @pytest.mark.parametrize("words", [("--json", "launch", "x.py"), ("launch", "--json", "x.py")])
 def test_launch_has_no_json_of_its_own(anydevice: Anydevice, words: tuple[str, ...]) -> None:
     Path("x.py").write_text("raise SystemExit('it was run')")
-    code, out, err = anydevice(*words)
-    assert (code, out) == (2, "")
-    assert "--json" in err.splitlines()[-1]
+    assert "--json" in anydevice.refusal(*words).splitlines()[-1]
 
 
-def test_a_fault_of_ours_is_not_hidden(
-    anydevice: Anydevice, breaking: Callable[[BaseException], None]
-) -> None:
+def test_bugs_are_not_hidden(anydevice: Anydevice, breaking: Breaking) -> None:
     breaking(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         anydevice()
@@ -191,10 +170,6 @@ def test_a_fault_of_ours_is_not_hidden(
 def test_an_output_that_cannot_be_written_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class FullDisk(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(sys, "stdout", FullDisk())
     with machine_of():
         for words in (["devices"], ["--version"], ["plan", "--help"]):
@@ -203,13 +178,7 @@ def test_an_output_that_cannot_be_written_is_said(
             assert capsys.readouterr().err == said
 
 
-def test_where_not_even_an_error_can_be_written_its_code_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class FullDisk(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(28, "No space left on device")
-
+def test_an_error_that_cannot_be_written_has_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", FullDisk())
     assert command_line.main(["prefer", "quantum"]) == 2
 
@@ -228,9 +197,7 @@ def test_where_not_even_an_error_can_be_written_its_code_is_told(
         (("launch", ""), "'' is no file"),
     ],
 )
-def test_an_empty_name_is_not_taken_for_none_at_all(
-    anydevice: Anydevice, words: tuple[str, ...], said: str
-) -> None:
+def test_an_empty_name_is_refused(anydevice: Anydevice, words: tuple[str, ...], said: str) -> None:
     code, out, err = anydevice(*words)
     shown = json.loads(out)["error"] if "--json" in words else err.splitlines()[-1]
     assert (code, said in shown) == (2, True), (out, err)
@@ -244,9 +211,7 @@ def test_an_empty_name_is_not_taken_for_none_at_all(
         ("prove", "no.onnx", "no.vnnlib"),
     ],
 )
-def test_an_unknown_device_or_engine_is_said_with_its_option(
-    anydevice: Anydevice, words: tuple[str, ...]
-) -> None:
+def test_an_unknown_place_names_its_option(anydevice: Anydevice, words: tuple[str, ...]) -> None:
     for option in ("--device", "--engine"):
         code, _, err = anydevice(*words, option, "quantum")
         assert (code, err.startswith(f"anydevice: {option}: there is no ")) == (2, True), err

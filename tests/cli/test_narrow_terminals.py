@@ -80,9 +80,7 @@ def test_no_word_is_broken_at_60_columns(command: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("command", ["devices", "config --why", "backends", ""])
-def test_at_40_columns_and_fewer_it_prints_all_the_same(
-    command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_prints_at_40_columns_and_fewer(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for columns in (40, 20, 3):
         assert words_of(shown(command, columns, monkeypatch)), columns
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,9 @@ from anydevice._core.record import replace
 from anydevice._machine.choose.scope import why
 from anydevice.cli.overview import NEXT
 from anydevice.errors import AnyDeviceWarning
+from tests.cli.conftest import Anydevice
 from tests.machines import BROKEN_CPU, machine_of
 
-Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
 
 A_CARD_WITHOUT_A_LIBRARY = BackendScan(
@@ -42,8 +40,7 @@ A_CARD_WITHOUT_A_LIBRARY = BackendScan(
 
 @pytest.mark.needs("torch")
 def test_the_first_minute(anydevice: Anydevice) -> None:
-    code, out, err = anydevice(scans=[A_CARD_WITHOUT_A_LIBRARY])
-    assert (code, err) == (0, "")
+    out = anydevice.text(scans=[A_CARD_WITHOUT_A_LIBRARY])
     expected = [
         r"anydevice \d+\.\d+ · (Linux|macOS|Windows) · Python 3\.\d+ · \d+ ms",
         r"",
@@ -66,36 +63,29 @@ def test_the_first_minute(anydevice: Anydevice) -> None:
 
 def test_as_json(anydevice: Anydevice) -> None:
     with machine_of(cuda=1) as report:
-        code, out, err = anydevice("--json")
-    assert (code, err) == (0, "")
-    assert json.loads(out) == report.to_dict() | {
-        "chosen": "cuda:0",
-        "because": "it is the first usable one in the order of backends",
-    }
+        assert anydevice.json() == report.to_dict() | {
+            "chosen": "cuda:0",
+            "because": "it is the first usable one in the order of backends",
+        }
 
 
 @pytest.mark.parametrize("content", ["device = ", 'device = "quantum"', "time_limit = -1"])
-def test_a_broken_settings_file_hides_nothing(
-    anydevice: Anydevice, project: Path, content: str
-) -> None:
+def test_a_broken_file_hides_nothing(anydevice: Anydevice, project: Path, content: str) -> None:
     project.write_text(f"# mine\n{content}\n")
     with machine_of():
         code, out, err = anydevice()
-        code_json, out_json, _ = anydevice("--json")
-    assert (code, code_json) == (2, 2)
+        data = anydevice.json(code=2)
+    assert code == 2
     assert "✓ cpu" in out
     assert "Recommended: cpu" in out
     assert f"{project}, line 2" in err.splitlines()[-1]
     assert "Traceback" not in err
-    data = json.loads(out_json)
     assert f"{project}, line 2" in data["error"]
     assert data["recommended"] == "cpu"
     assert data["chosen"] is None
 
 
-def test_a_wrong_variable_hides_nothing(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_hides_nothing(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "quantum")
     code, out, err = anydevice(cuda=0)
     assert code == 2
@@ -103,41 +93,32 @@ def test_a_wrong_variable_hides_nothing(
     assert err.startswith("anydevice: ANYDEVICE_DEVICE: there is no backend 'quantum'")
 
 
-def test_what_was_asked_for_and_is_not_here(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wish_that_is_not_met(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
     with machine_of():
-        code, out, _ = anydevice()
-        data = json.loads(anydevice("--json")[1])
-    assert code == 0
+        out, data = anydevice.text(), anydevice.json()
     assert "cupy is not available, although ANYDEVICE_ENGINE asks for it" in out
     assert data["chosen"] == "cpu"
 
 
 def test_nothing_at_all_is_usable(anydevice: Anydevice) -> None:
     with machine_of(scans=[BROKEN_CPU]):
-        code, out, _ = anydevice()
-        data = json.loads(anydevice("--json")[1])
-    assert code == 1
+        out, data = anydevice.text(code=1), anydevice.json(code=1)
     assert "Chosen: nothing, because no device fits" in out
     assert "reading it failed" in out
     assert data["chosen"] is None
 
 
 def test_where_nothing_is_to_be_fixed_it_leads_on(anydevice: Anydevice) -> None:
-    _, out, _ = anydevice(cuda=1)
+    out = anydevice.text(cuda=1)
     assert out.splitlines()[-1].startswith("Next: anydevice doctor, anydevice verify")
-    _, out, _ = anydevice(scans=[A_CARD_WITHOUT_A_LIBRARY])
-    assert "Next: " not in out
+    assert "Next: " not in anydevice.text(scans=[A_CARD_WITHOUT_A_LIBRARY])
 
 
-def test_a_text_that_names_the_doctor_does_not_decide_what_comes_next(
-    anydevice: Anydevice,
-) -> None:
+def test_no_text_decides_what_comes_next(anydevice: Anydevice) -> None:
     note = "a driver that says: run anydevice doctor"
     told = BackendScan("cuda", True, (RawDevice(0, "gpu", Facts("A card")),), engines=("torch",))
-    _, out, _ = anydevice(scans=[replace(told, notes=(note,))])
+    out = anydevice.text(scans=[replace(told, notes=(note,))])
     assert note in out
     assert NEXT in out
 
@@ -153,9 +134,7 @@ def test_an_opencl_card_that_is_passed_over_is_said_alike_everywhere(anydevice: 
         _, summary, _ = anydevice()
         _, steps, _ = anydevice("config", "--why")
         (step,) = [
-            step
-            for step in json.loads(anydevice("config", "--why", "--json")[1])["steps"]
-            if step["asked"] == "opencl"
+            step for step in anydevice.json("config", "--why")["steps"] if step["asked"] == "opencl"
         ]
     assert (reason.code, step["code"]) == ("only_by_name", "only_by_name")
     warning = said[0].message

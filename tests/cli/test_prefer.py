@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from anydevice._core.finding import BackendScan, Reason
+from tests.cli.conftest import Anydevice
 from tests.machines import BROKEN_CPU, machine_of
 
-Anydevice = Callable[..., tuple[int, str, str]]
 NO_DRIVER = BackendScan(
     "rocm",
     True,
@@ -22,9 +20,7 @@ NO_DRIVER = BackendScan(
 
 def test_a_usable_device(anydevice: Anydevice, project: Path) -> None:
     project.write_text("# mine\n")
-    code, out, err = anydevice("prefer", "CPU", cuda=1)
-    assert (code, err) == (0, "")
-    assert out.splitlines() == [
+    assert anydevice.text("prefer", "CPU", cuda=1).splitlines() == [
         f"Preferred from now on: cpu, written to {project}",
         "✓ cpu is usable now",
         "Chosen: cpu, because the project's anydevice.toml asks for it",
@@ -34,16 +30,14 @@ def test_a_usable_device(anydevice: Anydevice, project: Path) -> None:
 
 def test_a_project_without_a_file(anydevice: Anydevice, project: Path, user_file: Path) -> None:
     project.unlink()
-    code, out, err = anydevice("prefer", "cpu", "--project", cuda=1)
-    assert (code, err) == (0, "")
+    out = anydevice.text("prefer", "cpu", "--project", cuda=1)
     assert out.splitlines()[0] == f"Preferred from now on: cpu, written to {project}"
     assert project.read_text() == 'device = "cpu"\n'
     assert not user_file.exists()
 
 
 def test_a_device_that_is_not_usable_now(anydevice: Anydevice, project: Path) -> None:
-    code, out, _ = anydevice("prefer", "rocm", "--engine", "torch", scans=[NO_DRIVER])
-    assert code == 0
+    out = anydevice.text("prefer", "rocm", "--engine", "torch", scans=[NO_DRIVER])
     assert out.splitlines() == [
         f"Preferred from now on: rocm with torch, written to {project}",
         "✗ rocm is not usable now: rocm stopped at driver: no driver (fix: sudo modprobe amdgpu)",
@@ -54,8 +48,7 @@ def test_a_device_that_is_not_usable_now(anydevice: Anydevice, project: Path) ->
 
 
 def test_a_kind_without_a_fix(anydevice: Anydevice) -> None:
-    code, out, _ = anydevice("prefer", "gpu", cuda=0)
-    assert code == 0
+    out = anydevice.text("prefer", "gpu", cuda=0)
     assert "✗ gpu is not usable now: this machine has no gpu" in out
     assert "fix:" not in out
 
@@ -63,8 +56,7 @@ def test_a_kind_without_a_fix(anydevice: Anydevice) -> None:
 @pytest.mark.parametrize("word", ["--clear", ""])
 def test_forgetting(anydevice: Anydevice, project: Path, word: str) -> None:
     project.write_text('device = "cuda"\nengine = "torch"\nx64 = true\n')
-    code, out, err = anydevice("prefer", word, cuda=0)
-    assert (code, err) == (0, "")
+    out = anydevice.text("prefer", word, cuda=0)
     assert out.startswith(f"The preference is forgotten, in {project}")
     assert project.read_text() == "x64 = true\n"
 
@@ -73,7 +65,7 @@ def test_forgetting_where_nothing_was_preferred(anydevice: Anydevice, project: P
     project.unlink()
     with machine_of():
         code, out, _ = anydevice("prefer", "--clear")
-        data = json.loads(anydevice("prefer", "--clear", "--json")[1])
+        data = anydevice.json("prefer", "--clear")
     assert code == 0
     assert out.startswith("There is no preference to forget.\n")
     assert (data["file"], data["usable"], data["chosen"]) == (None, None, "cpu")
@@ -82,8 +74,8 @@ def test_forgetting_where_nothing_was_preferred(anydevice: Anydevice, project: P
 @pytest.mark.needs("torch")
 def test_as_json(anydevice: Anydevice, project: Path) -> None:
     with machine_of(cuda=2):
-        data = json.loads(anydevice("prefer", "cuda:1", "--engine", "torch", "--json")[1])
-        missing = json.loads(anydevice("prefer", "tpu", "--json")[1])
+        data = anydevice.json("prefer", "cuda:1", "--engine", "torch")
+        missing = anydevice.json("prefer", "tpu")
     assert data == {
         "device": "cuda:1",
         "engine": "torch",
@@ -99,19 +91,16 @@ def test_as_json(anydevice: Anydevice, project: Path) -> None:
 
 
 def test_auto_is_what_would_be_chosen_anyway(anydevice: Anydevice, project: Path) -> None:
-    _, out, _ = anydevice("prefer", "auto", cuda=1)
-    assert "✓ cuda:0 is usable now" in out
+    assert "✓ cuda:0 is usable now" in anydevice.text("prefer", "auto", cuda=1)
     assert project.read_text() == 'device = "auto"\n'
 
 
 def test_the_engine_is_forgotten_with_the_device(anydevice: Anydevice, project: Path) -> None:
-    code, _, err = anydevice("prefer", "--clear", "--engine", "torch")
-    assert code == 2
-    assert "leave --engine out" in err
+    assert "leave --engine out" in anydevice.refusal("prefer", "--clear", "--engine", "torch")
     assert project.read_text() == ""
 
 
 def test_where_nothing_is_usable_nothing_is_chosen(anydevice: Anydevice) -> None:
-    _, out, _ = anydevice("prefer", "cpu", scans=[BROKEN_CPU])
+    out = anydevice.text("prefer", "cpu", scans=[BROKEN_CPU])
     assert "✗ cpu is not usable now: cpu stopped at driver: reading it failed" in out
     assert "Chosen" not in out

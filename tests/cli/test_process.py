@@ -4,50 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.test_plan import SHAPE_405B, SMALL
-
-Process = Callable[..., "subprocess.CompletedProcess[bytes]"]
+from tests.cli.conftest import Process
+from tests.cli.pseudo_terminal import PATIENCE, Terminal
+from tests.cli.test_plan import SMALL
+from tests.plan.configs import LLAMA_405B
 
 COMMAND = [sys.executable, "-m", "anydevice"]
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are for POSIX")
 
 
-def on_a_terminal(*words: str, **environment: str) -> tuple[int, str]:
-    """Run the command with a pseudo-terminal for its output; its exit code and what was shown."""
-    primary, secondary = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, *words],
-        stdin=subprocess.DEVNULL,
-        stdout=secondary,
-        stderr=secondary,
-        env={**os.environ, **environment},
-    )
-    os.close(secondary)
-    shown = b""
-    while True:
-        ready, _, _ = select.select([primary], [], [], 300)
-        assert ready, "the command says nothing"
-        try:
-            part = os.read(primary, 65536)
-        except OSError:  # the other side is closed
-            part = b""
-        if not part:
-            break
-        shown += part
-    os.close(primary)
-    return process.wait(300), shown.decode("utf-8")
+def on_a_terminal(*words: str, until: str, **environment: str) -> tuple[int, str]:
+    """Run the command on a pseudo-terminal; return its exit code, and its text to a pattern."""
+    terminal = Terminal(*words, **environment)
+    try:
+        shown = terminal.until(until)
+        return terminal.process.wait(PATIENCE), shown
+    finally:
+        terminal.close()
 
 
 def test_piped_it_has_no_colours_and_marks(process: Process) -> None:
@@ -60,10 +42,10 @@ def test_piped_it_has_no_colours_and_marks(process: Process) -> None:
 
 
 def test_a_terminal_gets_colours_unless_it_refuses_them() -> None:
-    code, shown = on_a_terminal(TERM="xterm", PYTHONUTF8="1")
+    code, shown = on_a_terminal(until="Chosen: .*\n")
     assert code == 0
     assert "\x1b[32m✓\x1b[0m" in shown
-    code, shown = on_a_terminal(TERM="xterm", NO_COLOR="1", PYTHONUTF8="1")
+    code, shown = on_a_terminal(until="Chosen: .*\n", NO_COLOR="1")
     assert (code, "\x1b" in shown) == (0, False)
 
 
@@ -71,7 +53,8 @@ def test_a_terminal_gets_colours_unless_it_refuses_them() -> None:
     "encoding", [{"PYTHONUTF8": "1"}, {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}]
 )
 def test_the_doctor_shows_progress_on_a_terminal(encoding: dict[str, str]) -> None:
-    code, shown = on_a_terminal("doctor", "cpu", "--engine", "numpy", TERM="xterm", **encoding)
+    words = ("doctor", "cpu", "--engine", "numpy")
+    code, shown = on_a_terminal(*words, until=r"computations were right", **encoding)
     assert code == 0, shown
     assert "0/1" in shown
     assert "cpu with numpy" in shown
@@ -148,7 +131,7 @@ print(sorted({*heavy, *HEAVY} & set(sys.modules)), file=sys.stderr)
     ],
 )
 def test_nothing_heavy_is_imported(words: str, heavy: set[str]) -> None:
-    Path("config.json").write_text(json.dumps(SHAPE_405B))
+    Path("config.json").write_text(json.dumps(LLAMA_405B))
     code = f"HEAVY = {heavy!r}{IMPORTED}"
     ended = subprocess.run(
         [sys.executable, "-c", code, *words.split()], capture_output=True, timeout=400, check=True

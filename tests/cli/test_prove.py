@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 
 from anydevice._proofs.checking.certificate import read_certificate
+from tests.cli.conftest import Anydevice, Process
 from tests.proofs.checking.theorems import certificate, dense, executed, leaf_tree, query
 from tests.proofs.checking.written import onnx_of, vnnlib_of
-
-Anydevice = Callable[..., tuple[int, str, str]]
-Process = Callable[..., Any]
 
 NETWORK = dense((3, 8, 8, 2))
 LEAST = executed(NETWORK, np.random.default_rng(0).uniform(-1, 1, (50_000, 3))).min(0)
@@ -35,23 +33,21 @@ def files(project: Path) -> None:
 
 
 def test_a_proof_and_its_certificate(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("prove", "net.onnx", "true.vnnlib", "--certificate", "p.proof")
-    assert (code, err) == (0, "")
+    out = anydevice.text("prove", "net.onnx", "true.vnnlib", "--certificate", "p.proof")
     assert re.fullmatch(
         r"proved for every execution in float32, \d+ parts, in \d+\.\d s\n  certificate  p.proof\n",
         out,
     )
-    code, out, err = anydevice("prove", "net.onnx", "true.vnnlib", "--check", "p.proof")
-    assert (code, err) == (0, "")
+    out = anydevice.text("prove", "net.onnx", "true.vnnlib", "--check", "p.proof")
     assert re.fullmatch(r"proved again, in float32, \d+ parts\n", out)
 
 
 def test_one_part_is_said_as_one(anydevice: Anydevice) -> None:
     far = query([-1] * 3, [1] * 3, np.eye(2), np.ceil(1000 - LEAST))
     Path("easy.vnnlib").write_text(vnnlib_of(far))
-    _, out, _ = anydevice("prove", "net.onnx", "easy.vnnlib", "--certificate", "p.proof")
+    out = anydevice.text("prove", "net.onnx", "easy.vnnlib", "--certificate", "p.proof")
     assert ", 1 part, in " in out
-    _, out, _ = anydevice("prove", "net.onnx", "easy.vnnlib", "--check", "p.proof")
+    out = anydevice.text("prove", "net.onnx", "easy.vnnlib", "--check", "p.proof")
     assert out == "proved again, in float32, 1 part\n"
 
 
@@ -65,17 +61,13 @@ def test_a_counterexample(anydevice: Anydevice) -> None:
     assert y == pytest.approx(found["y"])
     bad = y + [float(c) for c in FALSE.constants]
     assert bad.min() <= 0
-    code, out, _ = anydevice("prove", "net.onnx", "false.vnnlib")
-    assert code == 1
+    out = anydevice.text("prove", "net.onnx", "false.vnnlib", code=1)
     assert out.startswith("counterexample in ")
 
 
 @pytest.mark.parametrize("option", [(), ("--certificate", "c.proof")])
-def test_a_counterexample_says_what_is_violated(
-    anydevice: Anydevice, option: tuple[str, ...]
-) -> None:
-    code, out, err = anydevice("prove", "net.onnx", "false.vnnlib", *option)
-    assert (code, err) == (1, "")
+def test_a_counterexample_names_conditions(anydevice: Anydevice, option: tuple[str, ...]) -> None:
+    out = anydevice.text("prove", "net.onnx", "false.vnnlib", *option, code=1)
     first, x, y, why, *rest = out.splitlines()
     assert re.fullmatch(r"counterexample in \d+\.\d s", first)
     inputs = re.fullmatch(r"  x  \[(.+), (.+), (.+)\]", x)
@@ -105,15 +97,13 @@ def test_of_many_numbers_the_first_are_printed(anydevice: Anydevice) -> None:
     row[least], row[other] = 1, -1
     asked = query([-0.1] * 784, [0.1] * 784, [row.tolist()], [0])
     Path("wide.vnnlib").write_text(vnnlib_of(asked))
-    code, out, _ = anydevice("prove", "wide.onnx", "wide.vnnlib")
-    assert code == 1
+    out = anydevice.text("prove", "wide.onnx", "wide.vnnlib", code=1)
     _, first, second, why = out.splitlines()
     more = r"(?:-?[\d.e-]+, ){8}… %d more: --json has all of them\]"
     assert re.fullmatch(r"  x  \[" + more % 776, first)
     assert re.fullmatch(r"  y  \[" + more % 12, second)
     assert re.fullmatch(rf"  violation  \S+: Y_{least} <= Y_{other}", why)
-    code, out, _ = anydevice("prove", "wide.onnx", "wide.vnnlib", "--json")
-    found = json.loads(out)
+    found = anydevice.json("prove", "wide.onnx", "wide.vnnlib", code=1)
     assert (len(found["x"]), len(found["y"])) == (784, 20)
     assert found["violated"] == [f"Y_{least} <= Y_{other}"]
 
@@ -136,13 +126,11 @@ def hard() -> None:
 def test_what_stays_undecided(anydevice: Anydevice) -> None:
     hard()
     words = ("--timeout", "0.2", "--certificate", "c.proof")
-    code, out, err = anydevice("prove", "hard.onnx", "hard.vnnlib", *words)
-    assert (code, err) == (3, "")
+    out = anydevice.text("prove", "hard.onnx", "hard.vnnlib", *words, code=3)
     assert re.match(r"undecided \(time\) in \d+\.\d s: \d+\.\d% proved, worst bound -", out)
     assert out.endswith("\n  certificate  none: only a proof has one\n")
-    code, out, _ = anydevice("prove", "hard.onnx", "hard.vnnlib", "--timeout", "0.2", "--json")
-    found = json.loads(out)
-    assert (code, found["result"], found["reason"]) == (3, "undecided", "time")
+    found = anydevice.json("prove", "hard.onnx", "hard.vnnlib", "--timeout", "0.2", code=3)
+    assert (found["result"], found["reason"]) == ("undecided", "time")
     assert "certificate" not in found
     assert 0 <= found["proved_share"] < 1
 
@@ -151,15 +139,12 @@ def test_what_stays_undecided(anydevice: Anydevice) -> None:
 @pytest.mark.parametrize("option", ["--certificate", "--results"])
 def test_no_file_replaces_what_was_read(anydevice: Anydevice, option: str, name: str) -> None:
     before = Path(name).read_bytes()
-    code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", option, f"./{name}")
-    assert code == 2
+    err = anydevice.refusal("prove", "net.onnx", "true.vnnlib", option, f"./{name}")
     assert f"./{name} cannot be written: it is what" in err
     assert Path(name).read_bytes() == before
 
 
-def test_a_file_that_cannot_be_written_is_said_before_the_search(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_checked_first(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     def unwanted(*_: object, **__: object) -> None:
         raise AssertionError("it was searched before")
 
@@ -167,8 +152,7 @@ def test_a_file_that_cannot_be_written_is_said_before_the_search(
     Path("is.proof").mkdir()
     for path, why in (("is.proof", "Is a directory"), ("no/such.proof", "there is no folder no")):
         for option in ("--certificate", "--results"):
-            code, out, err = anydevice("prove", "net.onnx", "true.vnnlib", option, path)
-            assert (code, out) == (2, "")
+            err = anydevice.refusal("prove", "net.onnx", "true.vnnlib", option, path)
             assert f"{path} cannot be written: {why}" in err
     assert not Path("no").exists()
     code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", "--certificate", ".")
@@ -235,9 +219,7 @@ def test_every_file_that_can_be_written_is(anydevice: Anydevice, lost: Callable[
     assert (code, json.loads(out)["error"].count("cannot be written")) == (2, 2)
 
 
-def test_one_json_text_where_the_result_of_a_check_cannot_be_written(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_prints_one_json(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice._proofs import files
 
     anydevice("prove", "net.onnx", "true.vnnlib", "--certificate", "p.proof")
@@ -288,8 +270,8 @@ def test_wrong_files_and_arguments_are_no_counterexamples(anydevice: Anydevice) 
         (("empty", "true.vnnlib"), "empty is empty\n"),
         (("net.onnx", "empty"), "empty is empty\n"),
         (("net.onnx",), "required: PROPERTY"),
-        (("net.onnx", "true.vnnlib", "--timeout", "soon"), "'soon' is no number of seconds"),
-        (("net.onnx", "true.vnnlib", "--timeout", "-1"), "'-1' is no number of seconds"),
+        (("net.onnx", "true.vnnlib", "--timeout", "soon"), "'soon' is not a number of seconds"),
+        (("net.onnx", "true.vnnlib", "--timeout", "-1"), "'-1' is not a number of seconds"),
         (("net.onnx", "true.vnnlib", "--engine", "none"), "none"),
     ]:
         code, out, err = anydevice("prove", *words)
@@ -309,8 +291,7 @@ def test_no_endless_file_is_read(anydevice: Anydevice) -> None:
 
 def test_results_that_cannot_be_written_are_said_once(anydevice: Anydevice) -> None:
     """And not with the exit code of a counterexample."""
-    code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", "--results", ".")
-    assert code == 2
+    err = anydevice.refusal("prove", "net.onnx", "true.vnnlib", "--results", ".")
     assert err.count("cannot be written") == 1
 
 
@@ -320,9 +301,8 @@ def test_a_refused_certificate_names_the_leaf(anydevice: Anydevice) -> None:
     code, out, err = anydevice("prove", "net.onnx", "true.vnnlib", "--check", "open.proof")
     assert (code, out) == (1, "")
     assert "open.proof is refused: query 1, leaf 1 of 1 is not proved" in err
-    code, out, _ = anydevice("prove", "net.onnx", "false.vnnlib", "--check", "open.proof", "--json")
-    found = json.loads(out)
-    assert (code, found["result"], found["code"]) == (1, "refused", "wrong_answer")
+    found = anydevice.json("prove", "net.onnx", "false.vnnlib", "--check", "open.proof", code=1)
+    assert (found["result"], found["code"]) == ("refused", "wrong_answer")
     assert "about other queries" in found["error"]
     anydevice("prove", "net.onnx", "true.vnnlib", "--certificate", "p.proof")
     data = read_certificate(Path("p.proof").read_bytes())

@@ -23,10 +23,11 @@ from anydevice.cli import terminal, watch
 from anydevice.cli.printing import Output
 from anydevice.cli.terminal import TerminalEvents
 from anydevice.cli.watch import DeviceUsage, line
+from tests.cli.conftest import Anydevice
 
-Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
 PATIENCE = 300.0
+OnScreen = tuple[Output, int, int]
 GIVEN_BACK = "\x1b[?25h\x1b[?1049l"
 
 CARD = DeviceUsage(
@@ -65,13 +66,12 @@ def test_lines_in_this_process(anydevice: Anydevice, monkeypatch: pytest.MonkeyP
     assert signal.getsignal(signal.SIGINT) is before
     looks = Looks(look2=interrupt)
     monkeypatch.setattr(watch, "_usages", looks)
-    code, out, _ = anydevice("watch", "--json", "--interval", "0.05", "--device", "cpu")
-    assert code == 0
+    out = anydevice.text("watch", "--json", "--interval", "0.05", "--device", "cpu")
     assert [json.loads(text)["devices"][0] for text in out.splitlines()] == [CARD.to_dict()] * 2
 
 
 @pytest.fixture
-def on_screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Output, int, int]]:
+def on_screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[OnScreen]:
     """An output on a pseudo-terminal, whose keys are the program's; and both of its ends."""
     primary, secondary = pty.openpty()
     stream = open(os.dup(secondary), "w", encoding="utf-8")  # noqa: SIM115
@@ -93,9 +93,7 @@ def shown_until(primary: int, ending: str) -> str:
     return shown.decode()
 
 
-def test_the_live_view_in_this_process(
-    on_screen: tuple[Output, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_live_view(on_screen: OnScreen, monkeypatch: pytest.MonkeyPatch) -> None:
     output, primary, secondary = on_screen
     before = termios.tcgetattr(secondary)
     looks = Looks(
@@ -111,9 +109,7 @@ def test_the_live_view_in_this_process(
     assert termios.tcgetattr(secondary) == before
 
 
-def test_suspending_in_this_process(
-    on_screen: tuple[Output, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_suspending(on_screen: OnScreen, monkeypatch: pytest.MonkeyPatch) -> None:
     output, primary, _ = on_screen
     stopped: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *what: stopped.append(what))
@@ -130,7 +126,7 @@ def test_suspending_in_this_process(
     assert shown.count("\x1b[?1049h") == shown.count(GIVEN_BACK) == 2
 
 
-def test_fewer_lines_leave_nothing_behind(on_screen: tuple[Output, int, int]) -> None:
+def test_fewer_lines_leave_nothing_behind(on_screen: OnScreen) -> None:
     output, primary, _ = on_screen
     with terminal.Screen(output) as screen:
         assert screen.size == (80, 24)  # a terminal that does not know its own
@@ -142,9 +138,7 @@ def test_fewer_lines_leave_nothing_behind(on_screen: tuple[Output, int, int]) ->
     assert shown_until(primary, GIVEN_BACK) == GIVEN_BACK
 
 
-def test_a_screen_that_goes_away_is_no_error(
-    on_screen: tuple[Output, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_closed_screen(on_screen: OnScreen, monkeypatch: pytest.MonkeyPatch) -> None:
     output, _, _ = on_screen
 
     def gone(self: object, text: str) -> None:
@@ -156,9 +150,7 @@ def test_a_screen_that_goes_away_is_no_error(
     assert looks.count >= 2  # the next time that there is anything to draw
 
 
-def test_without_keys_only_signals_quit(
-    on_screen: tuple[Output, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_keys(on_screen: OnScreen, monkeypatch: pytest.MonkeyPatch) -> None:
     output, primary, _ = on_screen
     monkeypatch.setattr(watch, "_usages", Looks(look2=interrupt))
     for none in (None, io.StringIO()):

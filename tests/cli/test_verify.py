@@ -6,7 +6,6 @@ Most of it is computed in this process, where ops can be replaced; `tests/faults
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -19,8 +18,8 @@ from anydevice._check.verdicts import Cell, Kept, State, Verdicts
 from anydevice.cli import verify
 from anydevice.cli.printing import Output
 from anydevice.errors import UnsupportedError
+from tests.cli.conftest import Anydevice
 
-Anydevice = Callable[..., tuple[int, str, str]]
 NUMPY = ("--engine", "numpy")
 
 
@@ -46,8 +45,7 @@ def cell(op: str, dtype: str, state: State = "right", engine: str = "numpy", **m
 
 @pytest.mark.usefixtures("here")
 def test_a_line_for_each_op(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("verify", "--op", "add", "--op", "logical_not", *NUMPY)
-    assert (code, err) == (0, "")
+    out = anydevice.text("verify", "--op", "add", "--op", "logical_not", *NUMPY)
     lines = out.splitlines()
     assert lines[:3] == [
         "numpy on cpu",
@@ -59,9 +57,7 @@ def test_a_line_for_each_op(anydevice: Anydevice) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_json(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("verify", "--op", "relu", *NUMPY, "--dtype", "float16", "--json")
-    assert (code, err) == (0, "")
-    data = json.loads(out)
+    data = anydevice.json("verify", "--op", "relu", *NUMPY, "--dtype", "float16")
     assert data["right"] is True
     assert [(c["op"], c["of"], c["dtype"], c["state"]) for c in data["cells"]] == [
         ("relu", "value", "float16", "right"),
@@ -70,9 +66,7 @@ def test_json(anydevice: Anydevice) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_what_is_wrong_is_named_and_is_a_failure(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_op_is_a_failure(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy
 
     from anydevice._ops import dispatch
@@ -82,15 +76,12 @@ def test_what_is_wrong_is_named_and_is_a_failure(
 
     dispatch.primitives(numpy.zeros(1))
     monkeypatch.setitem(dispatch._fused, "numpy", {**dispatch._fused["numpy"], "silu": broken})
-    code, out, _ = anydevice("verify", "--op", "silu", *NUMPY, "--dtype", "float32", "--quick")
-    assert code == 1
+    out = anydevice.text("verify", "--op", "silu", *NUMPY, "--dtype", "float32", "--quick", code=1)
     assert "  silu  ✗ wrong f32\n" in out
     below = out.partition("\nWrong\n")[2].splitlines()[0]
     assert below.startswith("  silu in float32 on cpu with numpy, two rows of 4096: ")
     assert "0 right, 1 wrong, 0 unsupported" in out
-    code, out, _ = anydevice("verify", "--op", "silu", *NUMPY, "--quick", "--json")
-    assert code == 1
-    assert json.loads(out)["right"] is False
+    assert anydevice.json("verify", "--op", "silu", *NUMPY, "--quick", code=1)["right"] is False
 
 
 def test_reasons_are_said_once_with_what_they_are_about() -> None:
@@ -150,34 +141,27 @@ def test_marks_have_colours() -> None:
 
 
 def test_a_name_that_nothing_has(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("verify", "--op", "dance")
-    assert (code, out) == (2, "")
-    assert "there is no op 'dance'; the ops are" in err
-    code, _, err = anydevice("verify", "--quick", "--save")
-    assert code == 2
-    assert "not allowed with" in err
+    assert "there is no op 'dance'; the ops are" in anydevice.refusal("verify", "--op", "dance")
+    assert "not allowed with" in anydevice.refusal("verify", "--quick", "--save")
 
 
 @pytest.mark.usefixtures("here")
 def test_names_with_commas_and_repeated(anydevice: Anydevice) -> None:
     words = ("--op", "add,exp", "--op", "log", "--dtype", "float32", *NUMPY, "--quick")
-    code, out, _ = anydevice("verify", *words)
-    assert code == 0
+    out = anydevice.text("verify", *words)
     assert [line.split()[0] for line in out.splitlines()[1:4]] == ["add", "exp", "log"]
     code, _, err = anydevice("verify", "--op", ",")
     assert (code, "',' has no name in it" in err) == (2, True)
 
 
 def test_where_nothing_is_left_to_verify_it_is_a_failure(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("verify", "--op", "softmax", "--dtype", "int8", *NUMPY)
-    assert (code, out) == (2, "")
+    err = anydevice.refusal("verify", "--op", "softmax", "--dtype", "int8", *NUMPY)
     assert "softmax has no case in int8; it has float32, float16, bfloat16, float64" in err
 
 
 @pytest.mark.usefixtures("here")
 def test_saving_where_there_are_no_kernels(anydevice: Anydevice) -> None:
-    code, out, _ = anydevice("verify", "--op", "sqrt", *NUMPY, "--dtype", "float32", "--save")
-    assert code == 0
+    out = anydevice.text("verify", "--op", "sqrt", *NUMPY, "--dtype", "float32", "--save")
     assert out.endswith("nothing was to be saved.\n")
 
 
@@ -190,17 +174,14 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kept], None]:
 
 
 @pytest.mark.usefixtures("here")
-def test_saving_says_what_is_used_from_now_on(
-    anydevice: Anydevice, saved: Callable[[Kept], None]
-) -> None:
+def test_saving_names_the_kernels(anydevice: Anydevice, saved: Callable[[Kept], None]) -> None:
     words = ("verify", "--op", "sqrt", *NUMPY, "--dtype", "float32", "--save")
     good, bad = ("softmax", "float16", "cuda:0"), ("rope", "float16", "cuda:0")
     saved(Kept((good,), (bad,)))
-    code, out, _ = anydevice(*words)
-    assert code == 0
+    out = anydevice.text(*words)
     assert "Used from now on: our softmax in float16 on cuda:0\n" in out
     assert "Not used: our rope in float16 on cuda:0\n" in out
-    kernels = json.loads(anydevice(*words, "--json")[1])["kernels"]
+    kernels = anydevice.json(*words)["kernels"]
     assert kernels == {"trusted": [list(good)], "refused": [list(bad)], "problem": None}
     saved(Kept((), (), "the disk is full"))
     code, _, err = anydevice(*words)
@@ -208,16 +189,13 @@ def test_saving_says_what_is_used_from_now_on(
 
 
 @pytest.mark.usefixtures("here")
-def test_an_engine_that_cannot_be_loaded_is_unsupported(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_engine(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice._machine.engines import registry
 
     def fail(name: str) -> Any:
         raise UnsupportedError("it is damaged; reinstall it")
 
     monkeypatch.setattr(registry, "load", fail)
-    code, out, _ = anydevice("verify", "--op", "add", *NUMPY, "--dtype", "int32", "--quick")
-    assert code == 0
+    out = anydevice.text("verify", "--op", "add", *NUMPY, "--dtype", "int32", "--quick")
     assert "  add  – i32\n" in out
     assert "  numpy on cpu, add in int32: it is damaged; reinstall it\n" in out

@@ -10,16 +10,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from anydevice._machine.hardware.readers import DeviceProcess, Readings
 from anydevice.cli.printing import Output
 from anydevice.cli.watch import DeviceUsage, frame, line
+from tests.cli.conftest import Anydevice
 from tests.machines import machine_of
 
-Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
 PATIENCE = 300.0
 
@@ -97,9 +96,7 @@ def test_it_fits_every_screen(width: int, height: int | None) -> None:
 @pytest.mark.parametrize(
     ("free", "bar"), [(1023, "█" + 17 * "░"), (1, 17 * "█" + "░"), (0, 18 * "█"), (1024, 18 * "░")]
 )
-def test_only_a_full_card_is_shown_as_full_and_only_an_empty_one_as_empty(
-    free: int, bar: str
-) -> None:
+def test_only_a_full_card_has_a_full_bar(free: int, bar: str) -> None:
     card = DeviceUsage("cuda:0", "a card", 1024, 1024, Readings(free_memory=free))
     (shown,) = re.findall("[█░]+", frame([card], plain(), width=80)[1])
     assert shown == bar
@@ -145,36 +142,22 @@ def test_a_line_for_a_file() -> None:
 
 def test_once(anydevice: Anydevice) -> None:
     with machine_of(cuda=1, memory="80GiB", free="20GiB"):
-        code, out, err = anydevice("watch", "--once")
-        assert (code, err) == (0, "")
+        out = anydevice.text("watch", "--once")
         assert out.startswith("cuda:0  fake CUDA device\n  memory ")
         assert "75 %  60.0/80.0 GiB  medium" in out
         assert "\ncpu  " in out
-        code, out, _ = anydevice("watch", "--once", "--json", "--device", "cuda")
-    assert code == 0
-    (device,) = json.loads(out)["devices"]
+        (device,) = anydevice.json("watch", "--once", "--device", "cuda")["devices"]
     assert (device["device"], device["pressure"], device["free"]) == ("cuda:0", "medium", 20 * GIB)
 
 
 @pytest.mark.parametrize("seconds", ["0", "soon", "nan", "inf", "-1"])
 def test_an_interval_that_is_none(anydevice: Anydevice, seconds: str) -> None:
-    code, _, err = anydevice("watch", "--interval", seconds)
-    assert code == 2
+    err = anydevice.refusal("watch", "--interval", seconds)
     assert f"{seconds!r} is not a number of seconds from 0.05 to 3600" in err
 
 
 def test_a_device_that_is_not_here(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("watch", "--device", "rocm", cuda=0)
-    assert (code, out) == (2, "")
-    assert "this machine has no rocm" in err
-
-
-def start(*words: str, **files: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "anydevice", "watch", "--device", "cpu", *words],
-        env={**os.environ, "PYTHONUTF8": "1"},
-        **files,
-    )
+    assert "this machine has no rocm" in anydevice.refusal("watch", "--device", "rocm", cuda=0)
 
 
 @pytest.fixture
@@ -182,8 +165,9 @@ def piped() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def pipe(*words: str) -> subprocess.Popen[bytes]:
-        process = start(
-            *words,
+        process = subprocess.Popen(
+            [sys.executable, "-m", "anydevice", "watch", "--device", "cpu", *words],
+            env={**os.environ, "PYTHONUTF8": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -217,9 +201,7 @@ def test_json_a_line(piped: Callable[..., subprocess.Popen[bytes]]) -> None:
     assert [device["device"] for device in first["devices"]] == ["cpu"]
 
 
-def test_a_reader_that_leaves_ends_it_quietly(
-    piped: Callable[..., subprocess.Popen[bytes]],
-) -> None:
+def test_a_reader_that_leaves_ends_it(piped: Callable[..., subprocess.Popen[bytes]]) -> None:
     process = piped("--interval", "0.1")
     assert process.stdout is not None
     assert process.stderr is not None

@@ -18,3 +18,7 @@ LLAMA_8B: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 """Llama 3.1 8B."""
+LLAMA_70B = LLAMA_8B | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+LLAMA_70B |= {"num_attention_heads": 64}
+LLAMA_405B = LLAMA_8B | {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126}
+LLAMA_405B |= {"num_attention_heads": 128}

@@ -17,15 +17,14 @@ from torch.utils._pytree import tree_iter
 
 
 class LiveBytes(TorchDispatchMode):
-    """Within its block: `now` and `peak` are bytes; `largest` names what was alive at the peak."""
+    """Within its block: `now` and `peak` are bytes."""
 
     def __init__(self, there_before: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self._known: dict[int, tuple[str, weakref.ref[Any]]] = {}
-        self._at_peak: tuple[str, ...] = ()
+        self._known: dict[int, weakref.ref[Any]] = {}
         for tensor in there_before:
-            self._count(tensor, "", counts=False)
+            self._count(tensor, counts=False)
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -33,18 +32,14 @@ class LiveBytes(TorchDispatchMode):
         result = operation(*args, **(kwargs or {}))
         for value in tree_iter(result):
             if isinstance(value, torch.Tensor):
-                self._count(value, str(operation))
+                self._count(value)
         return result
 
     def reset(self) -> None:
         """Look for the peak from now on."""
         self.peak = self.now
 
-    def largest(self, count: int = 12) -> list[str]:
-        """The largest tensors that were alive at the peak, with the operation that made each."""
-        return sorted(self._at_peak, key=lambda line: -int(line.split()[0]))[:count]
-
-    def _count(self, tensor: torch.Tensor, operation: str, counts: bool = True) -> None:
+    def _count(self, tensor: torch.Tensor, counts: bool = True) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._known:
@@ -55,9 +50,6 @@ class LiveBytes(TorchDispatchMode):
             del self._known[key]
             self.now -= size
 
-        line = f"{size} {tuple(tensor.shape)} {tensor.dtype} {operation}"
-        self._known[key] = (line, weakref.ref(storage, gone))
+        self._known[key] = weakref.ref(storage, gone)
         self.now += size
-        if self.now > self.peak:
-            self.peak = self.now
-            self._at_peak = tuple(line for line, _ in self._known.values())
+        self.peak = max(self.peak, self.now)

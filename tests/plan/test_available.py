@@ -11,9 +11,9 @@ from anydevice import plan_inference, testing
 from anydevice._arrays.memory.stats import MemoryStats, memory_stats
 from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.discovery import discover as discovery
-from anydevice._plan import placement
-from anydevice._plan.overheads import CONTEXT
-from anydevice._plan.placement import AvailableMemory, available_memory, device_groups
+from anydevice._plan import plan as planning
+from anydevice._plan.estimates import CONTEXT
+from anydevice._plan.plan import AvailableMemory, available_memory, device_groups
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from tests.plan.configs import LLAMA_8B
 
@@ -35,34 +35,36 @@ def test_names_without_a_device(names: Any, error: type[Exception], said: str) -
         plan_inference(LLAMA_8B, names, context=1)
 
 
+def names(memories: Any) -> list[str]:
+    return [str(memory.device) for memory in memories]
+
+
 def test_devices_by_kind_as_objects_and_only_once() -> None:
     with testing.fake_machine(cuda=2) as report:
         found, notes = available_memory(["gpu", report.devices[0], "cuda:1"])
-    assert [str(each.device) for each in found] == ["cuda:0", "cuda:1"]
+    assert names(found) == ["cuda:0", "cuda:1"]
     assert notes == ()
 
 
 def test_devices_may_come_from_any_collection() -> None:
     with testing.fake_machine(cuda=2):
         for places in ({"cuda:1"}, (name for name in ["cuda:1"]), {"cuda:1": None}.keys()):
-            assert [str(each.device) for each in available_memory(places)[0]] == ["cuda:1"]
+            assert names(available_memory(places)[0]) == ["cuda:1"]
 
 
-def test_the_processor_counts_once_however_many_devices_jax_makes_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_processor_counts_once_with_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     with testing.fake_machine() as report:
         assert len([device for device in report.devices if device.backend == "cpu"]) == 8
         for places in (None, "cpu", ["cpu"]):
-            assert [str(each.device) for each in available_memory(places)[0]] == ["cpu"]
-        assert [str(each.device) for each in available_memory("cpu:3")[0]] == ["cpu:3"]
+            assert names(available_memory(places)[0]) == ["cpu"]
+        assert names(available_memory("cpu:3")[0]) == ["cpu:3"]
 
 
 def test_a_library_s_own_device() -> None:
     torch = pytest.importorskip("torch")
     found, _ = available_memory(torch.device("cpu"))
-    assert [str(each.device) for each in found] == ["cpu"]
+    assert names(found) == ["cpu"]
 
 
 @pytest.mark.needs("torch")
@@ -84,7 +86,7 @@ def test_one_card_seen_through_two_backends_counts_once() -> None:
 def test_unified_memory_is_not_counted_twice() -> None:
     with testing.fake_machine(metal=1, memory="8GiB"):
         found, _ = available_memory(None)
-    groups = [[str(each.device) for each in group.devices] for group in device_groups(found)]
+    groups = [names(group.devices) for group in device_groups(found)]
     assert groups == [["metal:0"], ["cpu"]]
 
 
@@ -95,8 +97,8 @@ def test_the_processor_seen_through_opencl_is_only_used_by_name() -> None:
         "opencl", present=True, devices=(RawDevice(0, "cpu", facts),), engines=("torch",)
     )
     with testing.fake_machine(scans=[pocl]):
-        assert [str(each.device) for each in available_memory(None)[0]] == ["cpu"]
-        assert [str(each.device) for each in available_memory("opencl")[0]] == ["opencl:0"]
+        assert names(available_memory(None)[0]) == ["cpu"]
+        assert names(available_memory("opencl")[0]) == ["opencl:0"]
 
 
 def test_what_discovery_has_just_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,13 +109,13 @@ def test_what_discovery_has_just_read_is_not_read_again(monkeypatch: pytest.Monk
         return memory_stats(device)
 
     monkeypatch.setattr("anydevice._arrays.memory.stats.memory_stats", stats)
-    monkeypatch.setattr(placement.registry, "loaded_engines", lambda: ())
+    monkeypatch.setattr(planning.registry, "loaded_engines", lambda: ())
     discovery.forget_report()
-    placement.look_ahead()
+    planning.look_ahead()
     first, _ = available_memory("cpu")
     assert asked == []
-    placement.look_ahead()  # it was looked at: that changes nothing
-    monkeypatch.setattr(placement, "_RECENT", -1.0)
+    planning.look_ahead()  # it was looked at: that changes nothing
+    monkeypatch.setattr(planning, "_RECENT", -1.0)
     second, _ = available_memory("cpu")
     assert asked == [anydevice.Device("cpu")]
     assert first[0].free > 0 < second[0].free

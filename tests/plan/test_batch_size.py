@@ -13,7 +13,7 @@ import torch
 
 import anydevice
 from anydevice import find_batch_size
-from anydevice._plan import batch_size
+from anydevice._plan import retry
 from anydevice.errors import ConfigurationError, OutOfMemoryError
 
 ABSURD = 2**50
@@ -21,7 +21,7 @@ ABSURD = 2**50
 
 @pytest.fixture(autouse=True)
 def nothing_is_known() -> None:
-    batch_size._found.clear()
+    retry._sizes.clear()
 
 
 class Step:
@@ -192,14 +192,14 @@ def test_a_method_is_the_same_one_each_time() -> None:
 def test_what_is_gone_is_forgotten() -> None:
     step = Step(2)
     assert find_batch_size(step, 4) == 2
-    assert len(batch_size._found) == 1
+    assert len(retry._sizes) == 1
     del step
     gc.collect()
-    assert not batch_size._found
+    assert not retry._sizes
     step = Step(2)
     assert find_batch_size(functools.partial(step), 4) == 2
     gc.collect()
-    assert not batch_size._found
+    assert not retry._sizes
 
 
 def test_what_nobody_can_hold_on_to_is_not_remembered() -> None:
@@ -210,7 +210,7 @@ def test_what_nobody_can_hold_on_to_is_not_remembered() -> None:
             return None
 
     assert find_batch_size(Slotted(), 4) == 4
-    assert not batch_size._found
+    assert not retry._sizes
 
 
 @pytest.mark.parametrize("start", [0, -1, 1.5, True, "8", None])

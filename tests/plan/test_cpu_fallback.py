@@ -18,6 +18,7 @@ from anydevice import cpu_fallback, ops
 from anydevice._core.device import Device
 from anydevice._machine.choose.scope import why
 from anydevice._machine.engines import registry
+from anydevice._plan import retry
 from anydevice.errors import ConfigurationError, OutOfMemoryError
 
 FULL = "CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -139,17 +140,15 @@ class FullAtFirst(torch.nn.Module):
 
 def moved_by(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Where things are said to be, and what is moved where: torch has no second device here."""
-    from anydevice._plan import cpu_fallback as module
-
     moved: list[tuple[str, str]] = []
-    original = module.to_device
+    original = retry.to_device
 
     def to_device(tree: Any, device: Any, **options: Any) -> Any:
         moved.append((type(tree).__name__, str(device)))
         return original(tree, Device("cpu", engine="torch"), **options)
 
-    monkeypatch.setattr(module, "to_device", to_device)
-    monkeypatch.setattr(module, "device_of", lambda tree: Device("cuda:1"))
+    monkeypatch.setattr(retry, "to_device", to_device)
+    monkeypatch.setattr(retry, "device_of", lambda tree: Device("cuda:1"))
     return moved
 
 
@@ -186,15 +185,11 @@ def test_a_model_is_back_afterwards(form: str, monkeypatch: pytest.MonkeyPatch) 
         assert "_parameters" not in vars(call)
 
 
-def test_a_model_for_which_there_is_no_room_any_more_stays_on_the_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_without_room_stays_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has gained gradients, and its device is full: the result matters more."""
-    from anydevice._plan import cpu_fallback as module
-
     model = FullAtFirst()
     moved = moved_by(monkeypatch)
-    moving = module.to_device
+    moving = retry.to_device
     copies = []
 
     def to_device(tree: Any, device: Any, **options: Any) -> Any:
@@ -206,7 +201,7 @@ def test_a_model_for_which_there_is_no_room_any_more_stays_on_the_cpu(
             copies.append(weakref.ref(result))
         return result
 
-    monkeypatch.setattr(module, "to_device", to_device)
+    monkeypatch.setattr(retry, "to_device", to_device)
     before = model.weight, model.weight.data_ptr(), model.scale.data_ptr()
     stays = r"stays there, because it could not go back to cuda:1: OutOfMemoryError: .*2\.0 GiB"
     with (
@@ -243,14 +238,12 @@ def test_what_is_on_the_cpu_already_stays_what_it_is() -> None:
 
 
 def test_a_spread_array_has_no_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anydevice._plan import cpu_fallback as module
-
     def nowhere(tree: Any) -> Any:
         raise anydevice.DeviceMismatchError("spread")
 
-    monkeypatch.setattr(module, "device_of", nowhere)
-    assert module._devices_of((FullAtFirst(), (), {})) == {}
-    assert module._device_of_call((len, (torch.ones(1),), {})) == why().device
+    monkeypatch.setattr(retry, "device_of", nowhere)
+    assert retry._device_of(torch.ones(1)) is None
+    assert retry._device_of_call((len, (torch.ones(1),), {})) == why().device
 
 
 def test_objects_that_are_made_anew_are_moved_for_a_method(small: Device) -> None:

@@ -107,9 +107,7 @@ def as_saved(config: Any, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "values", "expected"), PUBLISHED, ids=[f"{row[0]}-{row[2]}" for row in PUBLISHED]
 )
-def test_published_models_have_the_parameters_that_transformers_makes(
-    name: str, values: dict[str, Any], expected: int
-) -> None:
+def test_published_models(name: str, values: dict[str, Any], expected: int) -> None:
     model = made(name, values)
     estimate = estimate_inference({**values, "architectures": [name]}, dtype="float32")
     assert estimate.parameters == parameters(model) == expected

@@ -17,8 +17,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 from transformers.integrations import sdpa_attention
 
 from anydevice import estimate_inference, estimate_training
-from anydevice._plan.estimates import ForwardPass, MemoryEstimate, logit_bytes, moments
-from anydevice._plan.overheads import CONTEXT, WORKSPACE
+from anydevice._plan.estimates import (
+    CONTEXT,
+    WORKSPACE,
+    ForwardPass,
+    MemoryEstimate,
+    logit_bytes,
+    moments,
+)
 from tests.plan.live_bytes import LiveBytes
 
 SMALL = {

@@ -16,9 +16,10 @@ from safetensors.numpy import save_file
 
 from anydevice import ConfigurationError, MemoryEstimate, estimate_inference, estimate_training
 from anydevice._plan.config import LARGEST_CONFIG, read_config
+from anydevice._plan.estimates import CONTEXT, WORKSPACE
 from anydevice._plan.model import shape_of
-from anydevice._plan.overheads import CONTEXT, WORKSPACE
 from anydevice._plan.quantization import quantization_of
+from tests.plan.configs import LLAMA_405B
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -134,16 +135,8 @@ def test_a_config_is_a_file_a_folder_a_mapping_or_numbers(tmp_path: Path) -> Non
     by_mapping = estimate_inference(LLAMA, context=64)
     by_file = estimate_inference(tmp_path / "config.json", context=64)
     by_folder = estimate_inference(str(tmp_path), context=64)
-    by_numbers = estimate_inference(
-        layers=3,
-        hidden=64,
-        intermediate=160,
-        heads=4,
-        kv_heads=2,
-        vocabulary=200,
-        context=64,
-        dtype="float16",
-    )
+    numbers = {"layers": 3, "hidden": 64, "intermediate": 160, "heads": 4, "kv_heads": 2}
+    by_numbers = estimate_inference(**numbers, vocabulary=200, context=64, dtype="float16")
     by_shape = estimate_inference(by_mapping.shape, context=64)
     totals = {each.total for each in (by_mapping, by_file, by_folder, by_numbers, by_shape)}
     assert len(totals) == 1
@@ -200,18 +193,12 @@ def test_experts_and_windows_by_numbers() -> None:
         (gptq("hqq", nbits="x"), "bits must be an integer"),
         (gptq("exl2", bits=float("nan")), "bits cannot be nan"),
         (gptq("fp8", weight_block_size=128), "two integers, rows and columns"),
-        (
-            gptq("fp8", weight_block_size=[0, 0]),
-            "weight_block_size must be an integer of 1",
-        ),
+        (gptq("fp8", weight_block_size=[0, 0]), "weight_block_size must be an integer of 1"),
         (gptq("compressed-tensors", config_groups=[1]), "config_groups is not an object"),
         (gptq("compressed-tensors", config_groups={"a": 1}), "a is not an object"),
         (gptq("compressed-tensors", config_groups={"a": {"weights": 1}}), "weights is not an obj"),
         ({**MIXTURE, "decoder_sparse_step": "x"}, "decoder_sparse_step must be an integer"),
-        (
-            {**MIXTURE, "decoder_sparse_step": 0},
-            "decoder_sparse_step must be an integer of 1",
-        ),
+        ({**MIXTURE, "decoder_sparse_step": 0}, "decoder_sparse_step must be an integer of 1"),
         ({**MIXTURE, "mlp_only_layers": 5}, "mlp_only_layers is not a list"),
         ({**MIXTURE, "num_experts": None}, "has no number of experts"),
         ({"sliding_window": "4096"}, "sliding_window must be an integer"),
@@ -377,16 +364,7 @@ def test_a_context_is_the_usual_or_the_longest_and_one_beyond_is_noted() -> None
 
 
 def test_nothing_but_the_standard_library_is_needed_for_configs(tmp_path: Path) -> None:
-    huge = {
-        **LLAMA,
-        "hidden_size": 16384,
-        "intermediate_size": 53248,
-        "num_hidden_layers": 126,
-        "num_attention_heads": 128,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(huge))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_405B))
     program = (
         "import sys; from anydevice import estimate_inference as e\n"
         f"estimate = e({str(tmp_path)!r}, context=8192, dtype='bfloat16')\n"

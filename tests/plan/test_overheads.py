@@ -14,7 +14,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 
 from anydevice import MemoryEstimate, estimate_inference
-from anydevice._plan.overheads import CONTEXT, MIB, WORKSPACE, block_bytes
+from anydevice._plan.estimates import CONTEXT, WORKSPACE
+from anydevice._plan.families import MIB, block_bytes
 from tests.plan.caching_allocator import Allocation, CachingAllocator, Recorded, runs
 
 SMALL = {

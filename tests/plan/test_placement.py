@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anydevice._plan.placement import LayeredModel, MemoryParts, fill, holds_all, spread
+from anydevice._plan.plan import LayeredModel, MemoryParts, fill, holds_all, spread
 
 
 def layered(count: int, **others: Any) -> LayeredModel:
@@ -32,7 +32,7 @@ def test_the_parts_of_the_first_and_the_last_device() -> None:
     assert model.on(range(2)) == MemoryParts(27, 4, 3, 0, 1)
     assert model.on(range(1, 3)) == MemoryParts(20, 4, 3, 0, 1)
     assert model.on(range(3, 4)) == MemoryParts(15, 2, 3, 4, 0)
-    assert model.on(range(2, 2)) == MemoryParts()
+    assert model.on(range(2, 2)) == MemoryParts(0, 0, 0, 0, 0)
     assert model.on(range(4), cpu=True) == MemoryParts(52, 8, 3, 4, 0)
     assert model.on(range(2)).to_dict()["total"] == 35
 

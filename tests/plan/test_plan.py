@@ -11,9 +11,8 @@ import pytest
 import anydevice
 from anydevice import plan_inference, testing
 from anydevice._core.finding import BackendScan, Facts, RawDevice
-from anydevice._plan.estimates import estimate_inference
+from anydevice._plan.estimates import CONTEXT, MARGIN, estimate_inference
 from anydevice._plan.model import shape_of
-from anydevice._plan.overheads import CONTEXT, MARGIN
 from anydevice._plan.plan import Plan
 from anydevice.errors import ConfigurationError
 from tests.plan.configs import LLAMA_8B
@@ -26,6 +25,12 @@ TOTAL = estimate_inference(LLAMA_8B, **ASKED).total
 def room_for(total: int) -> int:
     """The bytes that a card must have free, so that a model that needs so many fits there."""
     return -(-total * (100 + MARGIN) // 100)
+
+
+def planned(devices: Any = "cuda", model: Any = LLAMA_8B, **machine: Any) -> Plan:
+    """The plan of `ASKED` on a fake machine, by default with one card."""
+    with testing.fake_machine(**{"cuda": 1, **machine}):
+        return plan_inference(model, devices, **ASKED)
 
 
 def cpu_with(memory: int) -> BackendScan:
@@ -45,19 +50,16 @@ def whole(plan: Plan) -> None:
 
 
 def test_the_byte_between_fitting_and_not() -> None:
-    with testing.fake_machine(cuda=1, memory=room_for(TOTAL)):
-        plan = plan_inference(LLAMA_8B, "cuda", **ASKED)
+    plan = planned(memory=room_for(TOTAL))
     assert (plan.fits, str(plan.device), plan.alternatives) == (True, "cuda:0", ())
     assert plan.placements[0].share == pytest.approx(1 / 1.03)
     assert plan.placements[0].parts.total == plan.estimate.total == TOTAL
-    with testing.fake_machine(cuda=1, memory=room_for(TOTAL) - 1):
-        plan = plan_inference(LLAMA_8B, "cuda", **ASKED)
+    plan = planned(memory=room_for(TOTAL) - 1)
     assert (plan.fits, plan.device) == (False, None)
     assert plan.placements[0].share > 0.97
     assert plan.unplaced > 0
     assert " and 3 % more needed, " in str(plan)
-    with testing.fake_machine(cuda=1, memory=TOTAL - 1):
-        plan = plan_inference(LLAMA_8B, "cuda", **ASKED)
+    plan = planned(memory=TOTAL - 1)
     assert plan.placements[0].share > 1
     assert "% more" not in str(plan)
 
@@ -71,21 +73,16 @@ def test_the_processor_keeps_no_margin() -> None:
 
 
 def test_what_is_free_counts_and_not_what_there_is() -> None:
-    with testing.fake_machine(cuda=1, memory=2 * TOTAL, free=TOTAL - 1):
-        assert not plan_inference(LLAMA_8B, "cuda", **ASKED).fits
+    assert not planned(memory=2 * TOTAL, free=TOTAL - 1).fits
 
 
 def test_the_card_with_the_most_room_is_taken() -> None:
-    with testing.fake_machine(
-        cuda=3, memory=2 * TOTAL, free=[room_for(TOTAL), 2 * TOTAL, room_for(TOTAL)]
-    ):
-        plan = plan_inference(LLAMA_8B, **ASKED)
-    assert str(plan.device) == "cuda:1"
+    free = [room_for(TOTAL), 2 * TOTAL, room_for(TOTAL)]
+    assert str(planned(None, cuda=3, memory=2 * TOTAL, free=free).device) == "cuda:1"
 
 
 def test_over_uneven_cards_the_larger_gets_more_layers() -> None:
-    with testing.fake_machine(cuda=2, memory=TOTAL, free=[TOTAL // 2, TOTAL - GIB]):
-        plan = plan_inference(LLAMA_8B, "cuda", **ASKED)
+    plan = planned(cuda=2, memory=TOTAL, free=[TOTAL // 2, TOTAL - GIB])
     whole(plan)
     assert (plan.fits, plan.device) == (True, None)
     small, large = plan.placements
@@ -98,8 +95,7 @@ def test_over_uneven_cards_the_larger_gets_more_layers() -> None:
 
 
 def test_no_more_cards_than_it_takes() -> None:
-    with testing.fake_machine(cuda=8, memory=int(0.95 * TOTAL)):
-        plan = plan_inference(LLAMA_8B, **ASKED)
+    plan = planned(None, cuda=8, memory=int(0.95 * TOTAL))
     whole(plan)
     assert len(plan.placements) == 2
     one = [each for each in plan.alternatives if each.change == "context"]
@@ -110,8 +106,7 @@ def test_no_more_cards_than_it_takes() -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_of_several_devices_are_those_of_the_model(tied: bool) -> None:
     model = {**LLAMA_8B, "tie_word_embeddings": tied}
-    with testing.fake_machine(cuda=2, memory=int(0.8 * TOTAL)):
-        plan = plan_inference(model, "cuda", **ASKED)
+    plan = planned(model=model, cuda=2, memory=int(0.8 * TOTAL))
     whole(plan)
     assert len(plan.placements) == 2
     copied = shape_of(model).embedding_bytes if tied else 0
@@ -127,8 +122,7 @@ def test_the_cpu_takes_what_the_card_has_no_room_for() -> None:
     spilled = shape.head_bytes + 2 * layer + estimate.logits
     # It takes no overhead there.
     scans = [cpu_with(spilled + estimate.activations)]
-    with testing.fake_machine(cuda=1, memory=room_for(TOTAL - spilled), scans=scans):
-        plan = plan_inference(LLAMA_8B, **ASKED)
+    plan = planned(None, memory=room_for(TOTAL - spilled), scans=scans)
     whole(plan)
     card, cpu = plan.placements
     assert [str(card.device), str(cpu.device)] == ["cuda:0", "cpu"]
@@ -231,9 +225,7 @@ def test_a_limit_that_was_set_is_kept_to() -> None:
         assert not plan_inference(LLAMA_8B, "cuda", **ASKED).fits
 
 
-def test_a_model_may_be_a_path_a_shape_or_a_name_of_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forms_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "models--org--name" / "snapshots" / "a"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))

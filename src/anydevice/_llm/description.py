@@ -17,14 +17,14 @@ from anydevice._core.record import Record
 from anydevice._core.rope_scaling import frequencies, kind_of
 from anydevice._core.text import shortened
 from anydevice._plan.config import ModelConfig
-from anydevice._plan.decoder import (
+from anydevice._plan.families import ARCHITECTURES, Experts, ForwardSpec, LatentSizes, integer
+from anydevice._plan.model import (
     DecoderSizes,
     decoder_sizes,
     layer_experts,
     layer_windows,
     rotary_share,
 )
-from anydevice._plan.families import ARCHITECTURES, Experts, ForwardSpec, LatentSizes, integer
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 Norm = Literal["rms", "rms1", "layer"]

@@ -1,8 +1,8 @@
-"""The memory of one card in a training on many: what is split over them, and what is not.
+"""The memory of one card in a training on many cards.
 
-Weights, gradients and the optimizer's state are in 32 bits, products in 16. What a card holds of
-them follows from the strategy; activations follow from its own micro-batch; buffers of
-communication hold what is gathered for a layer and what is to be reduced.
+Weights, gradients and the optimizer's state are in 32 bits, products in 16. The strategy decides
+which part of them a card holds; activations follow from its micro-batch; buffers of communication
+hold the gathered weights of a layer and the gradients to reduce.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import Literal
 
 from anydevice._core.record import Record
 from anydevice._plan.cards import Cluster
-from anydevice._plan.estimates import FLOAT32
+from anydevice._plan.estimates import CONTEXT, FLOAT32, WORKSPACE
 from anydevice._plan.families import ModelShape
-from anydevice._plan.overheads import CONTEXT, WORKSPACE
 from anydevice._plan.training import OPTIMIZERS
 
 Strategy = Literal["replicate", "shard_gradients", "shard"]
@@ -28,7 +27,7 @@ are counted here; with this share all of them are within 10 %.
 """
 
 KEPT = 0.5
-"""The share of that which stays held when a card is full: the rest is given back before it fails.
+"""The share of `IDLE` that a full card still holds: the allocator gives the rest back first.
 
 With all of it, 28 of the 216 runs that llm-foundry publishes would not have fit; with half, two.
 """
@@ -130,7 +129,7 @@ def card_memory(shape: ModelShape, run: TrainingRun, cluster: Cluster) -> CardMe
 
 
 def _stage(shape: ModelShape, run: TrainingRun) -> int:
-    """The parameters of a stage of the pipeline, split as its products are."""
+    """Return the parameters of one stage of the pipeline on one card of a split product."""
     layers = max(shape.layer_weights) * -(-shape.layers // run.pipeline)
     if run.pipeline == 1:
         return shape.parameters // run.tensor
@@ -139,7 +138,7 @@ def _stage(shape: ModelShape, run: TrainingRun) -> int:
 
 
 def _communication(shape: ModelShape, run: TrainingRun, several: bool) -> int:
-    """Weights gathered in 16 bits, the buffer they arrive in, and gradients to be reduced.
+    """Return the bytes of gathered weights in 16 bits, their buffer, and gradients to reduce.
 
     Embedding and head are gathered as one, before the first layer, and layers one ahead. A
     pipeline keeps its stage gathered, and its gradients whole until the last micro-batch.
@@ -191,7 +190,7 @@ def saved_elements(shape: ModelShape, recompute: Recompute, compiled: bool = Fal
 
 
 def _inner(shape: ModelShape) -> int:
-    """The width of the network as one token passes it."""
+    """Return the width of the network that one token passes."""
     experts = shape.experts
     if experts is None:
         return shape.intermediate
@@ -199,7 +198,7 @@ def _inner(shape: ModelShape) -> int:
 
 
 def _working(shape: ModelShape, run: TrainingRun) -> int:
-    """A layer in its backward pass: what is computed again, and the gradients inside."""
+    """Return the bytes of a layer in its backward pass: recomputed tensors and gradients."""
     again = 0
     if run.recompute != "none":
         again = saved_elements(shape, "none") - saved_elements(shape, run.recompute)
@@ -209,7 +208,7 @@ def _working(shape: ModelShape, run: TrainingRun) -> int:
 
 
 def _loss(shape: ModelShape, run: TrainingRun) -> int:
-    """The logits of all tokens, their gradients, and the gathered input of a split head."""
+    """Return the bytes of all logits, their gradients, and the gathered input of a split head."""
     each = FUSED_LOSS if run.fused_loss else SPLIT_LOSS if run.tensor > 1 else PLAIN_LOSS
     gathered = HALF * shape.hidden if run.tensor > 1 else 0
     return run.rows * (each * shape.outputs // run.tensor + gathered)

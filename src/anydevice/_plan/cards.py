@@ -1,7 +1,6 @@
-"""Cards that need not be here, and clusters of them written in words: "16xH100-80GB".
+"""Cards that need not be here, and clusters of them in words: "16xH100-80GB".
 
-The table has what the makers state: memory, rate of products in 16 bits, and bandwidths. What is
-reached of it is measured and stands in `step_time`.
+The table has the makers' figures; `training_plan.FITTED` has the measured shares of them.
 """
 
 from __future__ import annotations
@@ -9,11 +8,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from anydevice._core.device import Device
-from anydevice._core.finding import Facts
 from anydevice._core.record import Record, replace
 from anydevice._core.text import parse_size, shortened
-from anydevice._plan.placement import AvailableMemory
 from anydevice.errors import ConfigurationError
 
 GIB = 2**30
@@ -27,13 +23,12 @@ Generation = Literal["a100", "h100", ""]
 
 
 class Card(Record):
-    """A card: its memory in bytes as programs find it, and what its maker states by the second.
+    """A card: its memory in bytes as programs find it, and its maker's rates by the second.
 
     `flops` are those of dense products in 16 bits, `bandwidth` the bytes of its own memory, `link`
-    the bytes that it sends to the others of its node, and `network` what a node of such cards
-    usually sends to other nodes. `measured` says that published runs on this card were compared
-    with; `like` is the generation whose efficiencies it is planned with. `backend` is what its
-    devices are called here.
+    the bytes to other cards of its node, and `network` the bytes from a node of such cards to other
+    nodes. `measured` says that published runs on this card were compared with; `like` is the
+    generation whose efficiencies it is planned with. `backend` is the backend of its devices.
     """
 
     name: str
@@ -47,18 +42,24 @@ class Card(Record):
     backend: str = "cuda"
 
 
-def _card(
-    name: str,
-    memory: float,
-    teraflops: float,
-    bandwidth: float,
-    link: float,
-    network: float,
-    like: Generation,
-    measured: bool = False,
-) -> Card:
-    """A row of the table: GiB, TFLOP/s, and GB/s."""
-    return Card(
+_ROWS: tuple[tuple[str, float, float, float, float, float, Generation], ...] = (
+    ("H100-80GB", 79.1, 989, 3350, 450, 400, "h100"),
+    ("H100-96GB", 94.9, 989, 2400, 450, 400, "h100"),
+    ("H200-141GB", 139.8, 989, 4800, 450, 400, "h100"),
+    ("B200-180GB", 178.3, 2250, 7700, 900, 400, "h100"),
+    ("A100-80GB", 79.1, 312, 2039, 300, 200, "a100"),
+    ("A100-40GB", 39.4, 312, 1555, 300, 200, "a100"),
+    ("V100-32GB", 31.7, 125, 900, 150, 12.5, "a100"),
+    ("V100-16GB", 15.8, 125, 900, 150, 12.5, "a100"),
+    ("L40S-48GB", 44.4, 362, 864, 32, 50, "a100"),
+    ("RTX4090-24GB", 23.6, 165, 1008, 32, 12.5, "a100"),
+    ("MI300X-192GB", 191.0, 1307, 5300, 448, 400, "h100"),
+)
+"""Name, GiB, TFLOP/s, GB/s of memory, link and network, and the generation."""
+_MEASURED = ("H100-80GB", "A100-80GB", "A100-40GB")
+
+CARDS = {
+    name.upper(): Card(
         name,
         memory=int(memory * GIB),
         flops=teraflops * 1e12,
@@ -66,26 +67,10 @@ def _card(
         link=link * 1e9,
         network=network * 1e9,
         like=like,
-        measured=measured,
+        measured=name in _MEASURED,
         backend="rocm" if name.startswith("MI") else "cuda",
     )
-
-
-CARDS = {
-    card.name.upper(): card
-    for card in (
-        _card("H100-80GB", 79.1, 989, 3350, 450, 400, "h100", True),
-        _card("H100-96GB", 94.9, 989, 2400, 450, 400, "h100"),
-        _card("H200-141GB", 139.8, 989, 4800, 450, 400, "h100"),
-        _card("B200-180GB", 178.3, 2250, 7700, 900, 400, "h100"),
-        _card("A100-80GB", 79.1, 312, 2039, 300, 200, "a100", True),
-        _card("A100-40GB", 39.4, 312, 1555, 300, 200, "a100", True),
-        _card("V100-32GB", 31.7, 125, 900, 150, 12.5, "a100"),
-        _card("V100-16GB", 15.8, 125, 900, 150, 12.5, "a100"),
-        _card("L40S-48GB", 44.4, 362, 864, 32, 50, "a100"),
-        _card("RTX4090-24GB", 23.6, 165, 1008, 32, 12.5, "a100"),
-        _card("MI300X-192GB", 191.0, 1307, 5300, 448, 400, "h100"),
-    )
+    for name, memory, teraflops, bandwidth, link, network, like in _ROWS
 }
 """The known cards; of several with one name, the first is meant where no memory is given."""
 
@@ -122,15 +107,6 @@ class Cluster(Record):
         if cards <= size:
             return replace(self, nodes=1, per_node=cards)
         return replace(self, nodes=-(-cards // size), per_node=size)
-
-    def available(self) -> tuple[AvailableMemory, ...]:
-        """Return the cards as devices of one machine whose memory is all free."""
-        return tuple(
-            AvailableMemory(
-                Device(self.card.backend, index), self.card.memory, facts=Facts(self.card.name)
-            )
-            for index in range(self.cards)
-        )
 
 
 _WORDS = re.compile(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,7 @@ _FILES = (".json", ".safetensors", ".gguf")
 
 
 class UncountableError(ConfigurationError):
-    """A config that does not tell the memory of its model, which the tables do not have."""
+    """A config whose model is not in the tables, so that its memory cannot be counted."""
 
     def __init__(self, reason: str, source: str) -> None:
         advice = "Give the folder with its safetensors files, whose headers tell the weights"
@@ -80,10 +81,10 @@ class UncountableError(ConfigurationError):
 class ModelConfig(Record):
     """A config's values, with those that its family leaves out filled in.
 
-    `source` is where it came from, for errors; `family` is its `model_type`; `architecture` is its
-    row if it is a decoder, `encoder` if it is not. `part` is the key of the part for text where
-    the model has others too. `assumed` says, in sentences, what had to be assumed. `raw` is all of
-    the config, where `values` are the decoder's.
+    `source` names the file in errors; `family` is the `model_type`; `architecture` is the row of a
+    decoder, `encoder` that of any other model. `part` is the key of the text part of a multimodal
+    model. `assumed` lists assumptions, in sentences. `values` are the decoder's, `raw` the whole
+    config.
     """
 
     values: Mapping[str, Any]
@@ -111,11 +112,11 @@ class ModelConfig(Record):
 
         Raises `ConfigurationError` if it is not a class of the family.
         """
-        named = None if self.part else self.entries("architectures")
-        if not named:
+        classes = None if self.part else self.entries("architectures")
+        if not classes:
             return ""
         family = re.sub(r"_(text|text_model|vision_model)$", "", self.family)
-        prefix, name = re.sub("[_-]", "", family), str(named[0]).replace("_", "")
+        prefix, name = re.sub("[_-]", "", family), str(classes[0]).replace("_", "")
         if not name.lower().startswith(prefix):
             raise self.refusal(f"the class {shortened(name)!r} is not one of {self.family}")
         return name[len(prefix) :]
@@ -145,9 +146,9 @@ class ModelConfig(Record):
         values = self.get(f"{key}_dict") or self.get(key) or {}
         if not isinstance(values, Mapping):
             raise ConfigurationError(f"{self.source}: {key} is not an object", self.source)
-        named = values.get("model_type") or family
-        if named != family:
-            raise self.refusal(f"{key} of the family {shortened(str(named))!r} is not in the table")
+        own = str(values.get("model_type") or family)
+        if own != family:
+            raise self.refusal(f"{key} of the family {shortened(own)!r} is not in the table")
         return as_config({**values, "model_type": family}, f"{self.source}: {key}")
 
     def check_options(self, only: Mapping[str, Any]) -> None:
@@ -168,7 +169,7 @@ class ModelConfig(Record):
         """
         if key in self.values:
             return self.values[key]
-        return (self.encoder or self.architecture).defaults.get(key)
+        return self.defaults.get(key)
 
     def flag(self, flag: bool | str) -> bool:
         """Return the value in this config of a flag of the family's row."""
@@ -305,16 +306,13 @@ def gguf_config(file: Path | GgufFile) -> ModelConfig:
             raise UnsupportedError(f"{file.path}: {family} with a {key} is not read")
     values = {"model_type": family, "hidden_act": "silu", **spec.values, **own}
     if spec.unscaled_layers:
-        values["query_pre_attn_scalar"] = _query_scale(values, spec.unscaled_layers)
+        hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
+        scale = values.get("head_dim", 256)
+        unscaled = values.get("num_hidden_layers") == spec.unscaled_layers
+        if unscaled and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+            scale = hidden // heads
+        values["query_pre_attn_scalar"] = scale
     return as_config(values, str(file.path))
-
-
-def _query_scale(values: Mapping[str, Any], unscaled_layers: int) -> object:
-    hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
-    unscaled = values.get("num_hidden_layers") == unscaled_layers
-    if unscaled and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
-        return hidden // heads
-    return values.get("head_dim", 256)
 
 
 def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelConfig:
@@ -340,16 +338,8 @@ def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelCon
         if key in text:
             text[NAMES[word][0]] = text[key]
     assumed = (f"only the text part ({part}) is known by its config",) if part else ()
-    return ModelConfig(
-        values=text,
-        family=family,
-        source=source,
-        architecture=architecture,
-        encoder=ENCODERS.get(family),
-        part=part,
-        assumed=assumed,
-        raw=dict(values),
-    )
+    encoder = ENCODERS.get(family)
+    return ModelConfig(text, family, source, architecture, encoder, part, assumed, dict(values))
 
 
 def locate(
@@ -367,9 +357,10 @@ def locate(
     anydevice.errors.ConfigurationError: org/no-model: there is no such file or folder, and \
 no such model in the Hugging Face cache /nowhere; to get it: hf download org/no-model
     """
-    path = _existing(model)
-    if path is not None:
-        return _model_in(path)
+    with suppress(OSError, RuntimeError, ValueError):  # no such user, or no file can be called this
+        path = Path(model).expanduser()
+        if path.exists():
+            return _model_in(path)
     said = shortened(model)
     if not _HUB_NAME.fullmatch(model) or model.endswith(_FILES):
         raise ConfigurationError(
@@ -382,10 +373,10 @@ no such model in the Hugging Face cache /nowhere; to get it: hf download org/no-
     home = environment.get("HF_HOME") or f"{caches}/huggingface"
     cache = Path(os.path.expanduser(direct or f"{home}/hub"))
     for snapshot in _snapshots(cache / f"models--{model.replace('/', '--')}"):
-        found = _model_in(snapshot)
+        path = _model_in(snapshot)
         has_config = (snapshot / CONFIG_NAME).exists()
-        if found != snapshot or has_config or any(snapshot.glob("*.safetensors")):
-            return found
+        if path != snapshot or has_config or any(snapshot.glob("*.safetensors")):
+            return path
     advice = f"give the path of its folder or file, or its whole name, such as 'org/{said}'"
     if "/" in model:
         enough = " (a plan needs no more of it than config.json)" if planning else ""
@@ -410,36 +401,28 @@ def title_of(path: Path) -> str:
 
 
 def _model_in(path: Path) -> Path:
-    """The GGUF file that is all of a model in a folder; any other path as it is."""
+    """Return the GGUF file that is the whole model of a folder, else the path itself."""
     try:
         names = sorted([name for name in os.listdir(path) if not name.startswith(".")])
     except OSError:
         return path  # a file, or a folder whose reader says what is wrong
-    found = [name for name in names if name.lower().endswith(".gguf")]
+    files = [name for name in names if name.lower().endswith(".gguf")]
     has_config, has_weights = CONFIG_NAME in names, ".safetensors" in "\n".join(names)
-    if not found or (has_config and has_weights):
+    if not files or (has_config and has_weights):
         return path
-    if len(found) == 1:
-        return path / found[0]
+    if len(files) == 1:
+        return path / files[0]
     if has_config or has_weights:
         return path
     raise ConfigurationError(
-        f"{path} holds {len(found)} GGUF files ({', '.join(map(shortened, found))}); give the path "
-        f"of one of them, such as {path / found[0]}",
+        f"{path} holds {len(files)} GGUF files ({', '.join(map(shortened, files))}); give the path "
+        f"of one of them, such as {path / files[0]}",
         str(path),
     )
 
 
-def _existing(model: str) -> Path | None:
-    try:
-        path = Path(model).expanduser()
-        return path if path.exists() else None
-    except (OSError, RuntimeError, ValueError):
-        return None  # no file can be called this, or there is no such user
-
-
 def _snapshots(repository: Path) -> Iterator[Path]:
-    """The downloaded snapshots of a repository: that of its main branch, then the newest ones."""
+    """Yield the downloaded snapshots of a repository: its main branch's, then the newest."""
     try:
         commit = read_small(repository / "refs" / "main").decode("utf-8").strip()
         if commit:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.record import NOTHING, Record, replace
-from anydevice._plan.decoder import NO_DTYPE, USUAL_DTYPE, Matrix
 from anydevice._plan.families import (
     MOST_LAYERS,
+    NO_DTYPE,
+    USUAL_DTYPE,
     Flag,
     ModelFamily,
     ModelShape,
@@ -21,8 +22,8 @@ from anydevice._plan.families import (
     Tower,
     integer,
     quotient,
+    rounding,
 )
-from anydevice._plan.overheads import rounding
 
 if TYPE_CHECKING:
     from anydevice._plan.config import ModelConfig
@@ -52,7 +53,7 @@ Parts = tuple[ModelPart, ...]
 def linear(
     rows: Size, columns: Size, bias: Flag = True, *, count: Size = 1, when: str = ""
 ) -> ModelPart:
-    """Linear maps from `columns` to `rows` elements; a convolution is one, too."""
+    """Return linear maps from `columns` to `rows` elements; a convolution is one, too."""
     return ModelPart(rows, columns, bias, count, when)
 
 
@@ -109,7 +110,7 @@ class Layers(Record):
 class Head(Record):
     """The head of a class of models: its parts, and the number of its outputs.
 
-    `towers` are the numbers of those that the class has, all of them where it does not say.
+    `towers` are the numbers of the towers that the class has; by default all.
     """
 
     parts: Parts = ()
@@ -292,7 +293,7 @@ def _tower(sizes: Sizes, row: Layers) -> Tower:
 
 
 def _layers(sizes: Sizes, row: Layers, width: int) -> list[Count]:
-    """Each layer of a tower, in order."""
+    """Return the count of each layer of a tower, in order."""
     first, later = (
         _count(((sizes, part) for part in (*row.layer, *more)), width)
         for more in (row.first, row.later)
@@ -301,14 +302,14 @@ def _layers(sizes: Sizes, row: Layers, width: int) -> list[Count]:
 
 
 def _count(parts: Iterable[Placed], width: int) -> Count:
-    parameters = held = 0
+    parameters = total = 0
     matrices: list[int] = []
     for sizes, part in parts:
         if part.when and not sizes.flag(part.when):
             continue
         rows, columns, count = map(sizes.size, (part.rows, part.columns, part.count))
-        found = Matrix("", rows, columns, sizes.flag(part.bias), count)
-        parameters += found.elements * part.learned
-        held += found.elements * (part.width or width)
-        matrices += [rows * columns * (part.width or width)] * (count if columns > 1 else 0)
-    return Count(parameters, held, tuple(matrices))
+        elements, element = count * rows * (columns + sizes.flag(part.bias)), part.width or width
+        parameters += elements * part.learned
+        total += elements * element
+        matrices += [rows * columns * element] * (count if columns > 1 else 0)
+    return Count(parameters, total, tuple(matrices))

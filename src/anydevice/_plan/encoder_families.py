@@ -49,17 +49,17 @@ _TEXT = {**_BASE, **_TIED, V: 30522, P: 512, TYPES: 2, "hidden_act": "gelu"}
 
 
 def _word_head(size: Size = H, *untied: ModelPart) -> Head:
-    """A head that gives scores for words; it has more parts where it is not tied."""
+    """Return a head that scores words; `untied` parts are there if it is not tied."""
     return Head((linear(size, H), norm(size), vector(V), table(V, size, UNTIED), *untied), V)
 
 
 def _sequence_head(*parts: ModelPart, outputs: Size = LABELS, size: Size = H) -> Head:
-    """A head that gives `outputs` scores for a sequence."""
+    """Return a head that gives `outputs` scores for a sequence."""
     return Head((*parts, linear(outputs, size)), outputs, "sequence")
 
 
 def _token_heads(*parts: ModelPart, size: Size = H) -> Mapping[str, Head]:
-    """The heads that give labels for every token."""
+    """Return the heads that label every token."""
     head = Head((*parts, linear(LABELS, size)), LABELS)
     return {"ForTokenClassification": head, "ForQuestionAnswering": head}
 
@@ -91,7 +91,7 @@ ROBERTA = replace(
         "ForSequenceClassification": _sequence_head(linear(H, H)),
         "ForMultipleChoice": _sequence_head(POOLER, outputs=1),
     },
-    longest=f"{P}+-2",  # positions are counted from the one after that of padding
+    longest=f"{P}+-2",  # positions start behind the padding token
 )
 DISTILBERT = EncoderFamily(
     towers=(Layers(LAYER, (table(V, H), table(P, H), norm(H), buffer(P))),),
@@ -235,7 +235,7 @@ def _attends_to_positions(config: Any, kind: str, unless: str = "") -> bool:
 
 
 def _relative_positions(config: Any) -> int:
-    """The largest distance between two tokens that DeBERTa tells apart."""
+    """Return the largest distance between two tokens that DeBERTa tells apart."""
     most = config.get("max_relative_positions") or 0
     return int(most) if most >= 1 else int(config.size(P))
 
@@ -269,7 +269,7 @@ MODERNBERT = EncoderFamily(
 
 
 def _kinds_of_layers(config: Any) -> int:
-    """How many kinds of layers ModernBERT has; each has a table of rotary frequencies."""
+    """Return the number of kinds of layers; each has a table of rotary frequencies."""
     listed = config.get("layer_types")
     every = config.get("global_attn_every_n_layers") or 3
     usual = (bool(number % every) for number in range(config.size("num_hidden_layers")))
@@ -341,7 +341,7 @@ def _bart(
     before: Parts, after: Parts, build: ModelFamily, name: str = "ForConditionalGeneration",
     key_bias: bool = True, logits_bias: bool = True, **defaults: Any,
 ) -> EncoderFamily:
-    """A family of BART's kind: what its towers have before and after their layers."""
+    """Return a family like BART; its towers have `before` and `after` around their layers."""
     attention: Parts = (linear(D, D, count=3), linear(D, D, key_bias), norm(D))
 
     def tower(side: str, attentions: int, source: int | None) -> Layers:
@@ -416,20 +416,20 @@ WHISPER = replace(
 
 
 def _pair(config: Any, key: str) -> tuple[int, int]:
-    """Height and width, which a config gives as one number where they are the same."""
+    """Return height and width; a config gives one number if they are equal."""
     value = config.get(key)
     high, wide = value if isinstance(value, list | tuple) else (value, value)
     return integer(key, high), integer(key, wide)
 
 
 def _patches(config: Any) -> int:
-    """The patches of a picture."""
+    """Return the number of patches of a picture."""
     picture, patch = _pair(config, "image_size"), _pair(config, "patch_size")
     return (picture[0] // patch[0]) * (picture[1] // patch[1])
 
 
 def _pixels(config: Any) -> int:
-    """The numbers in one patch of a picture."""
+    """Return the number of values in one patch of a picture."""
     high, wide = _pair(config, "patch_size")
     return high * wide * int(config.size("num_channels"))
 
@@ -440,7 +440,7 @@ _QKV = (linear(H, H, "qkv_bias", count=3), linear(H, H))
 
 
 def _vit(*tokens: ModelPart) -> EncoderFamily:
-    """A vision transformer with these tokens beside those of the patches."""
+    """Return a vision transformer with these tokens beside the patches."""
     count = f"patches+{len(tokens)}"
     return EncoderFamily(
         towers=(Layers(
@@ -494,7 +494,7 @@ DINOV2_WITH_REGISTERS = replace(
 
 
 def _dinov2_network(config: Any) -> tuple[int, int]:
-    """The units of DINOv2's network, and the rows of the matrix into it."""
+    """Return the units of DINOv2's network, and the rows of the matrix into it."""
     inner = int(config.size(H) * config.get("mlp_ratio"))
     if not config.get("use_swiglu_ffn"):
         return inner, inner

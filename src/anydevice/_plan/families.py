@@ -7,7 +7,7 @@ weights and caches that follow from a row are right to the byte.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from anydevice._core import checks
@@ -29,6 +29,10 @@ config's `sliding_window_pattern`) has none.
 
 Outputs = Literal["new token", "tokens", "sequence"]
 """The subject of a head's outputs: the new token, each token that is read, or the sequence."""
+
+USUAL_DTYPE = "bfloat16"
+"""The dtype of weights if neither the caller nor the model names one."""
+NO_DTYPE = f"no dtype is named for the weights: {USUAL_DTYPE} is assumed"
 
 
 class ForwardSpec(Record):
@@ -685,6 +689,36 @@ class ModelShape(LayerStack):
         return tuple(sizes)
 
 
+MIB = 2**20
+_BLOCK_STEP, _LARGE_BLOCK, _SEGMENT_STEP = 512, 10 * MIB, 2 * MIB
+
+
+def rounding(sizes: Iterable[int]) -> int:
+    """Return the bytes that whole blocks add to tensors of these sizes.
+
+    >>> rounding([25 * MIB, 24 * MIB, 1000])
+    1048600
+    """
+    total = 0
+    for size in sizes:
+        total += block_bytes(size) - size
+    return total
+
+
+def block_bytes(size: int) -> int:
+    """Return the bytes of the block that PyTorch's allocator gives a tensor of this size.
+
+    Blocks are multiples of 512 bytes. One of 10 MiB or more has a segment of its own, a multiple
+    of 2 MiB, whose rest is only cut off where it is more than 1 MiB.
+
+    >>> block_bytes(1), block_bytes(25 * MIB) // MIB, block_bytes(24 * MIB + 1) - 24 * MIB
+    (512, 26, 512)
+    """
+    size = -(-size // _BLOCK_STEP) * _BLOCK_STEP
+    rest = -size % _SEGMENT_STEP if size >= _LARGE_BLOCK else 0
+    return size + rest if rest <= MIB else size
+
+
 LARGEST = 2**63 - 1
 """The largest number of a shape; a larger one is an error in a file."""
 MOST_LAYERS = 100_000
@@ -720,7 +754,7 @@ def float_dtype(name: str, spec: object) -> str:
 
 
 def quotient(name: str, value: int, divisor_name: str, divisor: int) -> int:
-    """`value / divisor` where that is an integer; raises `ConfigurationError` otherwise."""
+    """Return `value / divisor`; raise `ConfigurationError` if it is not an integer."""
     if value % divisor:
         raise ConfigurationError(
             f"{name} ({value}) is not a multiple of {divisor_name} ({divisor}); check both", name

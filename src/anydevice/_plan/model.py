@@ -1,7 +1,7 @@
-"""The shape of a model that is given as a file, a folder, a module, a tree of arrays, or numbers.
+"""The shape of a model, given as a file, a folder, a config, a module, a tree or numbers.
 
-The bytes of tensors that are there are exact. Layers, heads and vocabulary follow from the names
-and sizes of the tensors where no config tells them.
+A decoder is counted from its config, matrix by matrix (`encoder` has all others). Without a config
+the bytes of the tensors are exact, and layers, heads and vocabulary follow from their names.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
-from math import prod
+from math import ceil, prod
 from pathlib import Path
 from typing import Any
 
+from anydevice._core import checks
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.record import Record, replace
 from anydevice._core.text import shortened
@@ -28,19 +29,24 @@ from anydevice._plan.config import (
     locate,
     read_config,
 )
-from anydevice._plan.decoder import decoder_shape
 from anydevice._plan.encoder import encoder_shape
 from anydevice._plan.encoder_families import ENCODERS
 from anydevice._plan.families import (
     ARCHITECTURES,
     DENSE,
+    NO_DTYPE,
     SPARSE,
+    USUAL_DTYPE,
+    Experts,
+    LatentSizes,
     ModelShape,
+    Outputs,
     float_dtype,
     memory_dtype,
+    quotient,
+    rounding,
 )
-from anydevice._plan.overheads import rounding
-from anydevice._plan.quantization import QUANTIZED, quantized
+from anydevice._plan.quantization import QUANTIZED, Quantization, quantization_of, quantized
 from anydevice.errors import ConfigurationError
 
 _KEYWORDS = {word: names[0] for word, names in NAMES.items()} | {
@@ -62,7 +68,7 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
 
     - the path of a Hugging Face `config.json` or of the folder it is in, or the name of a model
       in the local Hugging Face cache;
-    - the path of safetensors files, or of a GGUF file, of which only the headers are read;
+    - the path of safetensors files or a GGUF file; only the headers are read;
     - a config as a mapping;
     - `None`, with the dimensions as keywords: `layers hidden intermediate heads vocabulary`, and
       optionally `kv_heads head_size tied window experts experts_per_token expert_size
@@ -97,7 +103,7 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
         return _from_files(model, name)
     if isinstance(model, str | os.PathLike):
         return _from_path(model, name)
-    if isinstance(model, Mapping) and _is_config(model):
+    if isinstance(model, Mapping) and _is_config(model):  # and not a tree of arrays
         return _from_config(as_config(model), name)
     if hasattr(model, "to_dict") and hasattr(model, "model_type"):
         return _from_config(as_config(model.to_dict()), name)
@@ -105,10 +111,10 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
 
 
 def _from_config(config: ModelConfig, dtype: str | None, *, partly: bool = False) -> ModelShape:
-    """The shape of the model that a config describes, its weights in `dtype` or in its own.
+    """Return the shape of the model that a config describes, its weights in `dtype` or its own.
 
-    Raises `ConfigurationError` if the model is not in the tables, or is so only partly; if a number
-    is missing, wrong, or does not go with another.
+    Raises `ConfigurationError` if the model, or with `partly` its text part, is not in the tables,
+    and if a number is missing or wrong.
     """
     if not config.known:
         known = f"one of the {len(ARCHITECTURES) + len(ENCODERS)} that are known"
@@ -208,11 +214,380 @@ def _from_tree(tree: Any, dtype: str | None) -> ModelShape:
 
 
 def _is_config(values: Mapping[Any, Any]) -> bool:
-    """Whether a mapping is a config and not a tree of arrays."""
     if "model_type" in values or "architectures" in values:
         return True
     names = (name for word in _NEEDED for name in NAMES[word])
     return any(isinstance(values.get(name), int) for name in names)
+
+
+class Matrix(Record):
+    """`count` matrices of `rows` x `columns`, stored as one tensor, with or without a bias."""
+
+    name: str
+    rows: int
+    columns: int
+    bias: bool = False
+    count: int = 1
+
+    @property
+    def matrix_elements(self) -> int:
+        """The parameters without biases."""
+        return self.count * self.rows * self.columns
+
+    @property
+    def elements(self) -> int:
+        """All parameters, biases included."""
+        return self.count * self.rows * (self.columns + self.bias)
+
+    def stored(self, quantization: Quantization, width: int) -> int:
+        """Return their bytes in a quantized format; biases stay as they are."""
+        bias = self.rows * width if self.bias else 0
+        return self.count * (quantization.matrix_bytes(self.rows, self.columns, width) + bias)
+
+
+class DecoderSizes(Record):
+    """The sizes that every family has, by our names for them."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    latent: LatentSizes | None = None
+
+
+def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
+    """Return the shape of a config's decoder, with its weights in `dtype` or in its own.
+
+    Raises `ConfigurationError` if a number is missing, wrong, or does not go with another.
+    """
+    config.check_options(config.architecture.only)
+    sizes, row = decoder_sizes(config), config.architecture
+    name = dtype or config.dtype
+    own = name or USUAL_DTYPE
+    width = as_dtype(own).itemsize
+    settings = config.get("quantization_config")
+    quantization = quantization_of(settings, config.source) if settings else None
+    if quantization and width == 1:  # the dtype of all tensors that are not quantized
+        if quantization.method != "fp8":
+            method = quantization.method
+            raise ConfigurationError(
+                f"the weights are quantized already ({method}): leave dtype out", "dtype"
+            )
+        own = config.dtype or USUAL_DTYPE
+        width = as_dtype(own).itemsize
+    experts = layer_experts(config, sizes)
+    routed = set(experts.layers) if experts else set()
+    sparse = [number in routed for number in range(sizes.layers)]
+    kinds = {kind: _matrices(config, sizes, experts if kind else None) for kind in set(sparse)}
+    vectors = _vectors(config, sizes)
+    head = _head(config, sizes)
+    positions = config.number("longest_context") * sizes.hidden if row.positions else 0
+    final = sizes.hidden * row.norm_vectors
+    assumed = list(config.assumed)
+    if name is None:
+        assumed.append(NO_DTYPE)
+    if quantization:
+        assumed.append(f"weights are counted as {quantization.method} keeps them")
+        assumed += quantization.assumed
+    embedding = sizes.vocabulary * sizes.hidden
+    rounded = rounding([embedding * width, head.parameters * width])
+    elements: dict[bool, int] = {}
+    for kind, matrices in kinds.items():
+        sizes_in_bytes = [matrix.matrix_elements * width for matrix in matrices]
+        rounded += sparse.count(kind) * rounding(sizes_in_bytes)
+        elements[kind] = vectors + sum([matrix.elements for matrix in matrices])
+    layer_bytes = []
+    for number, kind in enumerate(sparse):
+        # The router's bias is a buffer, and no parameter.
+        bias = experts.count if experts and kind and row.router_bias else 0
+        size = (elements[kind] + bias) * width
+        if quantization:
+            size = _quantized_bytes(kinds[kind], number, quantization, width)
+            size += (vectors + bias) * width
+        layer_bytes.append(size)
+    return ModelShape(
+        name=str(config.raw.get("_name_or_path") or config.family or "model"),
+        architecture=config.family or "unknown",
+        dtype=own,
+        **vars(sizes),
+        tied_embeddings=head.tied,
+        layer_weights=tuple([elements[kind] for kind in sparse]),
+        layer_bytes=tuple(layer_bytes),
+        embedding_parameters=embedding,
+        embedding_bytes=embedding * width,
+        head_parameters=head.parameters,
+        head_bytes=head.parameters * width,
+        other_parameters=positions + final,
+        other_bytes=(positions + final) * width + _buffers(config, sizes, width),
+        kv_elements=_cache_elements(config, sizes),
+        windows=layer_windows(config, sizes),
+        outputs=head.outputs,
+        outputs_of=head.outputs_of,
+        experts=experts,
+        quantization=quantization.method if quantization else None,
+        longest_context=config.optional("longest_context"),
+        rounding=0 if quantization else rounded,
+        build=row,
+        activation=str(config.get("hidden_act") or config.get("activation_function") or ""),
+        parallel=config.flag(row.parallel),
+        exact=quantization is None and not config.assumed,
+        assumed=tuple(assumed),
+    )
+
+
+def decoder_sizes(config: ModelConfig) -> DecoderSizes:
+    """Return the sizes of a config; raise `ConfigurationError` if they contradict each other."""
+    row, source = config.architecture, config.source
+    hidden, heads = config.number("hidden"), config.number("heads")
+    kv_heads = heads if row.plain_heads else config.number("kv_heads", heads)
+    if row.multi_query_if and config.get(row.multi_query_if):
+        kv_heads = 1
+    if _is_grouped(config):
+        kv_heads = config.number("kv_heads", heads)
+    latent = _latent_sizes(config) if row.latent else None
+    if latent:
+        kv_heads, head_size = heads, latent.plain + latent.rotated
+    else:
+        named = None if row.plain_heads else config.optional("head_size")
+        head_size = named or quotient(f"{source}: the hidden size", hidden, "the heads", heads)
+    quotient(f"{source}: the number of heads", heads, "the key/value heads", kv_heads)
+    usual = config.optional("expert_size") if row.gated else 4 * hidden
+    return DecoderSizes(
+        layers=config.number("layers"),
+        hidden=hidden,
+        intermediate=config.number("intermediate", usual),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        vocabulary=config.number("vocabulary"),
+        latent=latent,
+    )
+
+
+def _latent_sizes(config: ModelConfig) -> LatentSizes:
+    rotated = config.optional("head_size")
+    if rotated and rotated != config.get("qk_rope_head_dim"):
+        raise config.refusal(f"head_dim = {rotated} is not qk_rope_head_dim")
+    return LatentSizes(
+        query_rank=config.count("q_lora_rank", least=1),
+        rank=config.count("kv_lora_rank", least=1),
+        plain=config.count("qk_nope_head_dim", least=1),
+        rotated=config.count("qk_rope_head_dim", least=1),
+        value=config.count("v_head_dim", least=1),
+    )
+
+
+class DecoderHead(Record):
+    """The head behind the last layer: its parameters, and the number of its outputs."""
+
+    parameters: int
+    outputs: int
+    outputs_of: Outputs = "tokens"
+    tied: bool = False
+
+
+def _head(config: ModelConfig, sizes: DecoderSizes) -> DecoderHead:
+    """Return the head of the class that the config names, by default that of a language model."""
+    hidden, vocabulary = sizes.hidden, sizes.vocabulary
+    kind = config.model_class or "ForCausalLM"
+    if kind in ("ForCausalLM", "LMHeadModel"):
+        tied = bool(config.get("tie_word_embeddings"))
+        bias = vocabulary * config.architecture.head_bias
+        own = bias + (0 if tied else vocabulary * hidden)
+        return DecoderHead(own, vocabulary, "new token", tied)
+    if kind in ("Model", "TextModel"):
+        return DecoderHead(0, 0)
+    biases = {
+        "ForSequenceClassification": 0,
+        "ForTokenClassification": 1,
+        "ForQuestionAnswering": 1,
+    }
+    if kind not in biases:
+        raise config.refusal(f"the class {kind!r} of {config.family} is not in the table")
+    outputs = 2 if kind == "ForQuestionAnswering" else config.labels
+    return DecoderHead(outputs * (hidden + biases[kind]), outputs)
+
+
+def _is_grouped(config: ModelConfig) -> bool:
+    """Whether the config says that plain heads share keys."""
+    switch = config.architecture.grouped_if
+    return bool(switch and config.get(switch))
+
+
+def _matrices(config: ModelConfig, sizes: DecoderSizes, experts: Experts | None) -> list[Matrix]:
+    """Return the matrices of a layer, with `experts` or without."""
+    attention = _latent_attention(config, sizes) if sizes.latent else _attention(config, sizes)
+    if experts:
+        return attention + _expert_matrices(config, experts, sizes.hidden)
+    return attention + _network(config, sizes)
+
+
+def _attention(config: ModelConfig, sizes: DecoderSizes) -> list[Matrix]:
+    row, hidden = config.architecture, sizes.hidden
+    queries, keys = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
+    bias = config.flag(row.qkv_bias)
+    rows = {"q": queries, "k": keys, "v": keys}
+    if row.fused_qkv:
+        rows = {"qkv": queries + 2 * keys}
+    attention = [Matrix(f"self_attn.{k}_proj", n, hidden, bias) for k, n in rows.items()]
+    attention.append(Matrix("self_attn.o_proj", hidden, queries, config.flag(row.output_bias)))
+    return attention
+
+
+def _latent_attention(config: ModelConfig, sizes: DecoderSizes) -> list[Matrix]:
+    latent, hidden, bias = sizes.latent, sizes.hidden, config.flag(config.architecture.qkv_bias)
+    assert latent is not None
+    queries, made = sizes.heads * sizes.head_size, sizes.heads * (latent.plain + latent.value)
+    into = [Matrix("self_attn.q_proj", queries, hidden)]
+    if latent.query_rank:
+        into = [
+            Matrix("self_attn.q_a_proj", latent.query_rank, hidden, bias),
+            Matrix("self_attn.q_b_proj", queries, latent.query_rank),
+        ]
+    return [
+        *into,
+        Matrix("self_attn.kv_a_proj_with_mqa", latent.rank + latent.rotated, hidden, bias),
+        Matrix("self_attn.kv_b_proj", made, latent.rank),
+        Matrix("self_attn.o_proj", hidden, sizes.heads * latent.value, bias),
+    ]
+
+
+def _network(config: ModelConfig, sizes: DecoderSizes) -> list[Matrix]:
+    row, hidden, inner = config.architecture, sizes.hidden, sizes.intermediate
+    bias = config.flag(row.mlp_bias)
+    rows = {"gate": inner, "up": inner} if row.gated else {"up": inner}
+    if row.fused_gate:
+        rows = {"gate_up": 2 * inner}
+    into = [Matrix(f"mlp.{k}_proj", n, hidden, bias) for k, n in rows.items()]
+    return [*into, Matrix("mlp.down_proj", hidden, inner, bias)]
+
+
+def _expert_matrices(config: ModelConfig, experts: Experts, hidden: int) -> list[Matrix]:
+    inner, count = experts.intermediate, experts.count
+    row, bias = config.architecture, config.flag(config.architecture.mlp_bias)
+    matrices = [
+        Matrix("mlp.gate", count, hidden, row.expert_bias),
+        Matrix("mlp.experts.gate_up_proj", 2 * inner, hidden, row.expert_bias, count),
+        Matrix("mlp.experts.down_proj", hidden, inner, row.expert_bias, count),
+    ]
+    if experts.shared:
+        shared = "mlp.shared_expert" if row.shared_gate else "mlp.shared_experts"
+        matrices += [
+            Matrix(f"{shared}.gate_proj", experts.shared, hidden, bias),
+            Matrix(f"{shared}.up_proj", experts.shared, hidden, bias),
+            Matrix(f"{shared}.down_proj", hidden, experts.shared, bias),
+        ]
+    if row.shared_gate:
+        matrices.append(Matrix("mlp.shared_expert_gate", 1, hidden))
+    return matrices
+
+
+def layer_experts(config: ModelConfig, sizes: DecoderSizes) -> Experts | None:
+    """Return the experts of a model, with the layers that have them; `None` if it has none."""
+    row = config.architecture
+    if not row.experts or not (count := config.number("experts", least=not row.dense_if_none)):
+        return None
+    # Only keys of this row count: a config may have keys of other families.
+    values = {key: value for key, value in config.values.items() if key in config.defaults}
+    own = replace(config, values=values)
+    dense = own.entries("mlp_only_layers") or ()
+    step = own.count("decoder_sparse_step", default=1, least=1)
+    layers = range(own.count("first_k_dense_replace"), sizes.layers)
+    inner = config.number("expert_size", sizes.intermediate)
+    return Experts(
+        count=count,
+        per_token=config.number("experts_per_token", config.defaults.get("num_experts_per_tok")),
+        intermediate=inner,
+        shared=own.optional("shared_expert_size", least=0) or own.count("n_shared_experts") * inner,
+        layers=tuple(n for n in layers if n not in dense and (n + 1) % step == 0),
+    )
+
+
+def _vectors(config: ModelConfig, sizes: DecoderSizes) -> int:
+    """Return the elements of a layer's norms and sinks."""
+    row = config.architecture
+    norms = row.norms
+    if row.parallel_norms and config.flag(row.parallel):
+        named = config.get(row.parallel_norms)
+        norms = 2 if named == 2 or (named is None and _is_grouped(config)) else 1
+    each = row.norm_vectors
+    total = norms * sizes.hidden * each
+    if row.query_key_norms and config.flag(row.query_key_norms_if or True):
+        heads = 2 if row.query_key_norms == "head" else sizes.heads + sizes.kv_heads
+        total += heads * sizes.head_size * each
+    if sizes.latent:
+        total += sizes.latent.query_rank + sizes.latent.rank
+    return total + sizes.heads * row.sinks
+
+
+def _quantized_bytes(
+    layer: list[Matrix], number: int, quantization: Quantization, width: int
+) -> int:
+    return sum(
+        matrix.elements * width
+        if matrix.name == "mlp.gate" or quantization.skips(f"model.layers.{number}.{matrix.name}")
+        else matrix.stored(quantization, width)
+        for matrix in layer
+    )
+
+
+def _buffers(config: ModelConfig, sizes: DecoderSizes, width: int) -> int:
+    """Return the bytes of rotary tables, in 32 bits and two copies each, and of a scalar."""
+    row = config.architecture
+    scale = width if row.embedding_scale else 0
+    if not row.rotary:
+        return scale
+    kinds = {window is None for window in layer_windows(config, sizes)}
+    tables = len(kinds) if row.rotary_by_window else 1
+    rotated = sizes.latent.rotated if sizes.latent else sizes.head_size * rotary_share(config)
+    frequencies = ceil(int(rotated) / 2)
+    return tables * frequencies * 4 * 2 + scale
+
+
+def rotary_share(config: ModelConfig) -> float:
+    """Return the part of a head that rope rotates, above 0 and at most 1."""
+    row = config.architecture
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    inside = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
+    share = (row.rotary_key and (inside or config.get(row.rotary_key))) or row.rotary_share
+    return checks.number(row.rotary_key, share, above=0, at_most=1, owner=config.source)
+
+
+def _cache_elements(config: ModelConfig, sizes: DecoderSizes) -> tuple[int, ...]:
+    if sizes.latent:
+        return (sizes.latent.rank + sizes.latent.rotated,) * sizes.layers
+    # Heads that are plain by default copy shared keys and values to each before they are cached.
+    heads = sizes.heads if _is_grouped(config) else sizes.kv_heads
+    return (2 * heads * sizes.head_size,) * sizes.layers
+
+
+def layer_windows(config: ModelConfig, sizes: DecoderSizes) -> tuple[int | None, ...]:
+    """Return the attention window of each layer; `None`: all tokens."""
+    row, window = config.architecture, config.count("sliding_window") or None
+    listed = config.entries("layer_types")
+    if listed is not None:
+        if len(listed) < sizes.layers:
+            raise ConfigurationError(
+                f"{config.source}: layer_types names {len(listed)} layers of {sizes.layers}",
+                config.source,
+            )
+        chunk = config.count("attention_chunk_size") or None
+        sliding = {"sliding_attention": window, "chunked_attention": chunk}
+        return tuple(sliding.get(str(kind)) for kind in listed[: sizes.layers])
+    if not window or row.windows == "none":
+        return (None,) * sizes.layers
+    if row.windows == "pattern":
+        each = config.count("sliding_window_pattern") or row.pattern
+        return tuple(window if (n + 1) % each else None for n in range(sizes.layers))
+    if row.windows == "last":
+        used = config.get("use_sliding_window")
+        first = config.count("max_window_layers") if used else sizes.layers
+        return tuple(window if n >= first else None for n in range(sizes.layers))
+    used = not row.windows_if or config.get(row.windows_if)
+    return (window if used else None,) * sizes.layers
 
 
 _LAYER = re.compile(r"(?:layers?|blocks?|\bh)['\"]?\]?[._\[]['\"]?(\d{1,5})(?!\d)")
@@ -225,12 +600,12 @@ _DOWN = re.compile(r"(?:down_proj|fc2|mlp\W+c_proj|dense_4h_to_h|\bw2)\W*(?:weig
 
 
 class _Tensor(Record):
-    """One tensor of a model; `held` are its bytes, 0 if it shares another's memory."""
+    """One tensor of a model; `stored` are its bytes, 0 if it shares another's memory."""
 
     name: str
     sizes: tuple[int, ...]
     dtype: str
-    held: int
+    stored: int
 
     @property
     def elements(self) -> int:
@@ -240,8 +615,8 @@ class _Tensor(Record):
     @property
     def layer(self) -> int | None:
         """The number of its layer, by its name."""
-        found = _LAYER.search(self.name)
-        return int(found[1]) if found else None
+        match = _LAYER.search(self.name)
+        return int(match[1]) if match else None
 
     @property
     def is_weight(self) -> bool:
@@ -252,12 +627,12 @@ class _Tensor(Record):
         """Return its bytes in `dtype`; quantized tensors, integers and buffers stay as they are."""
         row = as_dtype(self.dtype)
         if dtype is None or row.kind != "float" or row.bits < 16 or not self.is_weight:
-            return self.held
+            return self.stored
         return self.elements * as_dtype(dtype).itemsize
 
 
 def _tensors_of_tree(tree: Any) -> list[_Tensor]:
-    """Every array of a tree or a `torch.nn.Module`; shared memory counts once, nothing is read.
+    """Return all arrays of a tree or a `torch.nn.Module`; shared memory counts once.
 
     Raises `ConfigurationError` if the tree holds no array.
     """
@@ -266,30 +641,30 @@ def _tensors_of_tree(tree: Any) -> list[_Tensor]:
     from anydevice._machine.engines.registry import owner_of
 
     leaves, _ = flatten(tree, lambda value: owner_of(value) is not None)
-    found: list[_Tensor] = []
-    seen: set[object] = set()
+    tensors: list[_Tensor] = []
+    counted: set[object] = set()
     for leaf in leaves:
         engine = owner_of(leaf.value)
         assert engine is not None
         sizes = tuple(int(size) for size in leaf.value.shape)
         dtype = engine.dtype_of(leaf.value)
         storage = None if engine.is_traced(leaf.value) else engine.storage(leaf.value)
-        held = prod(sizes) * dtype.itemsize
+        stored = prod(sizes) * dtype.itemsize
         if storage is not None:
             place = (str(engine.devices_of(leaf.value)), storage.allocation)
-            held = 0 if place in seen else storage.size
-            seen.add(place)
-        found.append(_Tensor(leaf.path, sizes, dtype.name, held))
-    if not found:
+            stored = 0 if place in counted else storage.size
+            counted.add(place)
+        tensors.append(_Tensor(leaf.path, sizes, dtype.name, stored))
+    if not tensors:
         raise ConfigurationError(
             f"{type(tree).__name__} holds no array: give a model, a tree of arrays, or the path of "
             "a config.json or of safetensors files"
         )
-    return found
+    return tensors
 
 
 def _tensors_of_files(path: Path) -> list[_Tensor]:
-    """Every tensor of a safetensors file, a folder or an index of them, from the headers alone.
+    """Return the tensors of a safetensors file, a folder or an index, from the headers alone.
 
     Raises `TransferError` if the files are missing or not valid.
     """
@@ -301,13 +676,13 @@ def _tensors_of_files(path: Path) -> list[_Tensor]:
     ]
 
 
-def _shape_from_tensors(there: list[_Tensor], dtype: str | None, name: str) -> ModelShape:
-    """A shape from names and sizes alone; what they do not tell is 0, and `assumed` says so."""
-    layers = 1 + max((each.layer for each in there if each.layer is not None), default=-1)
-    embedding = _first(there, _EMBEDDING)
+def _shape_from_tensors(tensors: list[_Tensor], dtype: str | None, name: str) -> ModelShape:
+    """Return a shape from names and sizes alone; unknown sizes are 0, and `assumed` says so."""
+    layers = 1 + max((tensor.layer for tensor in tensors if tensor.layer is not None), default=-1)
+    embedding = _first(tensors, _EMBEDDING)
     hidden = embedding.sizes[1] if embedding else 0
-    down = _first(there, _DOWN)
-    per_token = _cache_elements(there, hidden)
+    down = _first(tensors, _DOWN)
+    per_token = _cached_per_token(tensors, hidden)
     assumed = ["weights are those of the tensors; the rest follows from their names and sizes"]
     if not per_token:
         assumed.append("no key projections were found: no key/value cache is counted")
@@ -315,8 +690,8 @@ def _shape_from_tensors(there: list[_Tensor], dtype: str | None, name: str) -> M
         assumed.append("no decoder was found in the names: no activations are counted")
         hidden = 0
     common: Counter[str] = Counter()
-    for each in there:
-        common[each.dtype] += each.held
+    for tensor in tensors:
+        common[tensor.dtype] += tensor.stored
     floats = [kind for kind, _ in common.most_common() if as_dtype(kind).kind == "float"]
     heads = hidden // 128 or 1
     return ModelShape(
@@ -330,8 +705,8 @@ def _shape_from_tensors(there: list[_Tensor], dtype: str | None, name: str) -> M
         kv_heads=heads,
         head_size=hidden // heads,
         vocabulary=embedding.sizes[0] if embedding else 0,
-        tied_embeddings=_first(there, _HEAD) is None,
-        **_weights(there, layers, dtype),
+        tied_embeddings=_first(tensors, _HEAD) is None,
+        **_weights(tensors, layers, dtype),
         kv_elements=(per_token,) * layers,
         windows=(None,) * layers,
         outputs=embedding.sizes[0] if embedding else 0,
@@ -340,8 +715,8 @@ def _shape_from_tensors(there: list[_Tensor], dtype: str | None, name: str) -> M
     )
 
 
-def _cache_elements(tensors: list[_Tensor], hidden: int) -> int:
-    """The elements of a token in a layer's cache: its key and its value."""
+def _cached_per_token(tensors: list[_Tensor], hidden: int) -> int:
+    """Return the elements of a token in a layer's cache: its key and its value."""
     keys, fused = _first(tensors, _KEYS), _first(tensors, _FUSED)
     if keys is not None:
         return 2 * min(keys.sizes)
@@ -355,23 +730,23 @@ def _first(tensors: list[_Tensor], pattern: re.Pattern[str]) -> _Tensor | None:
 
 
 def _weights(tensors: list[_Tensor], layers: int, dtype: str | None) -> Mapping[str, Any]:
-    """The fields of a shape that count weights; names tell the layer of a tensor."""
-    elements, held = [0] * layers, [0] * layers
+    """Return the fields of a shape that count weights; names tell the layer of a tensor."""
+    elements, layer_bytes = [0] * layers, [0] * layers
     outside = {"embedding": [0, 0], "head": [0, 0], "other": [0, 0]}
-    for each in tensors:
-        number, size = each.layer, each.bytes_in(dtype) if each.held else 0
-        count = each.elements if each.held and each.is_weight else 0
+    for tensor in tensors:
+        number, size = tensor.layer, tensor.bytes_in(dtype) if tensor.stored else 0
+        count = tensor.elements if tensor.stored and tensor.is_weight else 0
         if number is not None and number < layers:
             elements[number] += count
-            held[number] += size
+            layer_bytes[number] += size
             continue
-        head = _HEAD.search(each.name)
-        part = "head" if head else "embedding" if _EMBEDDING.search(each.name) else "other"
+        head = _HEAD.search(tensor.name)
+        part = "head" if head else "embedding" if _EMBEDDING.search(tensor.name) else "other"
         outside[part][0] += count
         outside[part][1] += size
-    found: dict[str, Any] = {"layer_weights": tuple(elements), "layer_bytes": tuple(held)}
-    matrices = (each for each in tensors if each.held and len(each.sizes) > 1)
-    found["rounding"] = rounding(each.bytes_in(dtype) for each in matrices)
+    fields: dict[str, Any] = {"layer_weights": tuple(elements), "layer_bytes": tuple(layer_bytes)}
+    matrices = (tensor for tensor in tensors if tensor.stored and len(tensor.sizes) > 1)
+    fields["rounding"] = rounding(matrix.bytes_in(dtype) for matrix in matrices)
     for part, (count, size) in outside.items():
-        found[f"{part}_parameters"], found[f"{part}_bytes"] = count, size
-    return found
+        fields[f"{part}_parameters"], fields[f"{part}_bytes"] = count, size
+    return fields

@@ -1,34 +1,407 @@
-"""Plans: whether a model fits, which device holds which layers, and what would fit otherwise."""
+"""Plans: whether a model fits, which device holds which layers, and what would fit otherwise.
+
+In three steps: the memory that each device has now (`available_memory`), the range of layers that
+each device gets (`assign`), and the answer with its alternatives (`plan_inference`).
+"""
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any, Literal
 
-from anydevice._core import hooks
-from anydevice._core.device import Device
+from anydevice._core.backends import KINDS
+from anydevice._core.device import Device, parse_place
 from anydevice._core.dtypes import DTYPES
+from anydevice._core.finding import Facts, same_card
 from anydevice._core.record import Record
-from anydevice._core.text import no_pages
 from anydevice._libraries.registry import part
+from anydevice._machine.choose.scope import device_from_library
+from anydevice._machine.discovery.discover import Report, discover, kept_report
+from anydevice._machine.discovery.discover import devices as usable_devices
+from anydevice._machine.engines import registry
+from anydevice._machine.settings.config import current
 from anydevice._plan.cards import Cluster, cluster_of, names_cluster
-from anydevice._plan.estimates import MemoryEstimate, estimate_inference
+from anydevice._plan.estimates import (
+    CONTEXT,
+    MemoryEstimate,
+    MemoryParts,
+    RenderedPlan,
+    estimate_inference,
+    idle_bytes,
+    plannable,
+)
 from anydevice._plan.families import ModelShape
 from anydevice._plan.model import shape_of
-from anydevice._plan.placement import (
-    DeviceGroup,
-    DeviceNames,
-    LayeredModel,
-    LayerRange,
-    MemoryParts,
-    assign,
-    available_memory,
-    device_groups,
-    fill,
-)
 from anydevice._plan.quantization import QUANTIZED, quantized
-from anydevice.errors import ConfigurationError
+from anydevice.errors import ConfigurationError, DeviceNotFoundError
+
+DeviceNames = str | Device | Iterable[Any] | None
+"""Devices as a caller names them: one or several, objects or names, or all that are usable."""
+
+_SHARING = ("unified", "host")
+_RECENT = 0.5
+"""Seconds for which the free memory that discovery read is not read again."""
+
+_looked: tuple[Report, float] | None = None
+
+
+class AvailableMemory(Record):
+    """The bytes that this process may still take of a device.
+
+    `free` counts the free memory and the cached blocks of this process's libraries. `limit` is the
+    rest of what `configure(memory=…)` allows, `None` if nothing was set.
+    """
+
+    device: Device
+    free: int
+    limit: int | None = None
+    facts: Facts = Facts("unknown")
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that a model may need there; a driver's context does not count as limited."""
+        return self.free if self.limit is None else min(self.free, self.limit + CONTEXT)
+
+    def shares_memory_with(self, other: AvailableMemory) -> bool:
+        """Whether both take from one memory: two views of a card, or of the host."""
+        if self.device == other.device or same_card(self.facts, other.facts):
+            return True
+        return self.facts.memory_kind in _SHARING and other.facts.memory_kind in _SHARING
+
+
+def look_ahead() -> None:
+    """Discover the machine now, in a thread, while a model's files are read."""
+    global _looked
+    if kept_report() is None:
+        _looked = discover(), time.monotonic()
+
+
+def _cluster_memory(cluster: Cluster) -> tuple[AvailableMemory, ...]:
+    """Return the cards of a cluster as devices of one machine with all memory free."""
+    card, facts = cluster.card, Facts(cluster.card.name)
+    devices = (Device(card.backend, index) for index in range(cluster.cards))
+    return tuple(AvailableMemory(device, card.memory, facts=facts) for device in devices)
+
+
+def available_memory(names: DeviceNames) -> tuple[tuple[AvailableMemory, ...], tuple[str, ...]]:
+    """Return the memory of each device, the CPU's last, and notes on devices of unknown memory.
+
+    Without `names`, all usable devices of this machine count; a card that two backends show counts
+    once. Raises `DeviceNotFoundError` if a named device is not usable.
+    """
+    recent = kept_report() is None or (
+        _looked is not None and _looked[0] is discover() and time.monotonic() - _looked[1] < _RECENT
+    )
+    devices = _all_devices() if names is None else _named_devices(names)
+    memories: list[AvailableMemory] = []
+    notes: list[str] = []
+    for device in sorted(devices, key=lambda device: device.backend == "cpu"):
+        memory = _memory_of(device, recent)
+        if memory is None:
+            notes.append(f"{device} does not tell how much memory it has: it is not counted")
+        else:
+            memories.append(memory)
+    return tuple(memories), tuple(notes)
+
+
+def _all_devices() -> tuple[Device, ...]:
+    first = (next((each for each in card if each.usable), None) for card in discover().cards)
+    # The processor seen once more through OpenCL is only used by name.
+    return _one_processor(
+        device
+        for device in first
+        if device is not None and (device.kind != "cpu" or device.backend == "cpu")
+    )
+
+
+def _one_processor(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """Return the devices without the extra CPU devices of JAX."""
+    return tuple(device for device in devices if device.backend != "cpu" or not device.index)
+
+
+def _named_devices(names: str | Device | Iterable[Any]) -> tuple[Device, ...]:
+    several = isinstance(names, Iterable) and not isinstance(names, str | Device)
+    listed: Iterable[Any] = names if several else (names,)  # type: ignore[assignment]
+    devices = tuple(dict.fromkeys(device for name in listed for device in _devices_of(name)))
+    for device in devices:
+        if not device.usable:
+            raise DeviceNotFoundError(
+                f"{device} is not usable: {device.why_not}; anydevice.devices() lists what is",
+                tuple(discover()),
+            )
+    if not devices:
+        raise ConfigurationError("no device is named; leave devices out to use all", "devices")
+    return devices
+
+
+def _devices_of(name: Any) -> tuple[Device, ...]:
+    if isinstance(name, Device):
+        return (name,)
+    if not isinstance(name, str):
+        device = device_from_library(name)
+        if device is None:
+            raise ConfigurationError(
+                f"{name!r} is not a device; write a Device or a name such as 'cuda:0'", "devices"
+            )
+        return (device,)
+    if name not in KINDS and parse_place(name)[1] is not None:
+        return (Device(name),)
+    devices = _one_processor(usable_devices(name))
+    if name in KINDS and not devices:
+        raise DeviceNotFoundError(
+            f"no {name} of this machine is usable; anydevice.devices() lists what is",
+            tuple(discover()),
+        )
+    return devices or (Device(name),)
+
+
+def _memory_of(device: Device, recent: bool) -> AvailableMemory | None:
+    status = device.status
+    assert status is not None
+    facts, in_use = status.facts, 0
+    if recent and not registry.loaded_engines():
+        # Discovery has just read the free memory; the driver would take as long again.
+        free = facts.free_memory
+    else:
+        # A plan on the command line goes without it.
+        from anydevice._arrays.memory.stats import memory_stats
+
+        stats = memory_stats(device)
+        free, in_use = stats.available, stats.in_use or 0
+    amounts = [n for n in (free, facts.usable_memory, facts.total_memory) if n is not None]
+    if not amounts:
+        return None
+    config, origins = current()
+    limit = None
+    if "memory" in origins and device.kind != "cpu":  # the CPU's libraries have no limit
+        from anydevice._machine.choose.limits import limit_of  # rarely needed, and slow to load
+
+        limit = limit_of(device, config)
+    left = None if limit is None else max(0, limit - in_use)
+    return AvailableMemory(device, min(amounts), left, facts)
+
+
+_STEPS = 1000
+"""The precision of the share to which all devices are filled."""
+
+
+class LayerRange(Record):
+    """Consecutive layers on one device; `slot` is the device's position in its group."""
+
+    slot: int
+    layers: range
+
+
+class LayeredModel:
+    """The memory of a model that can be split between its layers.
+
+    `weights` and `cache` have the bytes of each layer. `first` is what lies with the first layer
+    (embedding, vision tower), `last` what lies with the last (head). `tied` is counted once more
+    where the two are on different devices, because the head is then a copy of the embedding. Every
+    device needs the `activations`, the last one also the `logits`, and every one but the CPU an
+    `overhead`, which follows from the bytes of the cache on it.
+
+    >>> model = LayeredModel((10, 10, 10), (1, 1, 1), first=5, last=0, tied=5, logits=2)
+    >>> model.on(range(0, 3)).weights, model.on(range(0, 1)).weights, model.on(range(2, 3)).total
+    (35, 15, 18)
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[int],
+        cache: Sequence[int],
+        *,
+        first: int = 0,
+        last: int = 0,
+        tied: int = 0,
+        activations: int = 0,
+        logits: int = 0,
+        overhead: Callable[[int], int] = lambda _: 0,
+    ) -> None:
+        # A model without layers is one piece: first and last together.
+        self.count = max(1, len(weights))
+        self._weights = (0, *accumulate(weights or (0,)))
+        self._cache = (0, *accumulate(cache or (0,)))
+        self._first, self._last, self._tied = first, last, tied
+        self._activations, self._logits, self._overhead = activations, logits, overhead
+
+    @classmethod
+    def of(cls, shape: ModelShape, estimate: MemoryEstimate) -> LayeredModel:
+        idle = estimate.overheads.idle
+        rest = estimate.overheads.total - idle
+        return cls(
+            shape.layer_bytes,
+            shape.kv_bytes(estimate.context, estimate.batch, estimate.kv_dtype),
+            # Beside layers and head only vision towers are large, and they come first.
+            first=shape.embedding_bytes + shape.other_bytes,
+            last=shape.head_bytes,
+            tied=shape.embedding_bytes if shape.tied_embeddings else 0,
+            activations=estimate.activations,
+            logits=estimate.logits,
+            overhead=lambda cache: rest + min(idle, idle_bytes(cache, estimate.activations)),
+        )
+
+    def on(self, layers: range, *, cpu: bool = False) -> MemoryParts:
+        """Return the memory that a device with these layers needs."""
+        if not layers:
+            return MemoryParts(0, 0, 0, 0, 0)
+        start, stop = layers.start, layers.stop
+        cache = self._cache[stop] - self._cache[start]
+        return MemoryParts(
+            self._weights_of(start, stop),
+            cache,
+            self._activations,
+            self._logits if stop == self.count else 0,
+            0 if cpu else self._overhead(cache),
+        )
+
+    def needed(self, cpu: bool, start: int, stop: int) -> int:
+        """Return the total of a range that is not empty, at a fraction of the time of `on`."""
+        cache = self._cache[stop] - self._cache[start]
+        logits = self._logits if stop == self.count else 0
+        always = self._activations + (0 if cpu else self._overhead(cache))
+        return self._weights_of(start, stop) + cache + logits + always
+
+    def _weights_of(self, start: int, stop: int) -> int:
+        weights = self._weights[stop] - self._weights[start]
+        if start == 0:
+            weights += self._first
+        if stop == self.count:
+            weights += self._last + (self._tied if start else 0)
+        return weights
+
+
+def fill(
+    model: LayeredModel, budgets: Sequence[int], cpus: Collection[int] = ()
+) -> list[LayerRange]:
+    """Fill the devices with layers, one device after the other, until none is left.
+
+    `budgets` are the bytes of the devices, `cpus` the positions of the CPU among them. A device
+    that is too small for a single layer gets none. If the last range does not end at the last
+    layer, the model does not fit in this order: no other split has more layers on the first
+    devices.
+
+    >>> model = LayeredModel((10,) * 6, (0,) * 6)
+    >>> [str(part.layers) for part in fill(model, (25, 5, 100))]
+    ['range(0, 2)', 'range(2, 6)']
+    """
+    ranges: list[LayerRange] = []
+    start = 0
+    for slot, budget in enumerate(budgets):
+        ends = range(start + 1, model.count + 1)
+        fitting = bisect_right(ends, budget, key=partial(model.needed, slot in cpus, start))
+        if fitting:
+            ranges.append(LayerRange(slot, range(start, start + fitting)))
+            start += fitting
+    return ranges
+
+
+def holds_all(model: LayeredModel, ranges: Sequence[LayerRange]) -> bool:
+    """Whether the ranges reach to the last layer."""
+    return bool(ranges) and ranges[-1].layers.stop == model.count
+
+
+def spread(model: LayeredModel, budgets: Sequence[int]) -> list[LayerRange] | None:
+    """Fill all devices to the same share of their memory; return `None` if layers do not fit.
+
+    The smallest such share is found by bisection.
+
+    >>> [len(part.layers) for part in spread(LayeredModel((1,) * 12, (0,) * 12), (20, 10)) or ()]
+    [8, 4]
+    """
+
+    def filled(step: int) -> list[LayerRange]:
+        return fill(model, [budget * step // _STEPS for budget in budgets])
+
+    if not holds_all(model, filled(_STEPS)):
+        return None
+    steps = range(1, _STEPS)
+    return filled(1 + bisect_right(steps, False, key=lambda step: holds_all(model, filled(step))))
+
+
+class DeviceGroup(Record):
+    """Devices that would hold a model together, in the order of its layers."""
+
+    devices: tuple[AvailableMemory, ...]
+
+    @property
+    def budgets(self) -> list[int]:
+        """The bytes to plan with on each: what it has, less a margin on an accelerator."""
+        return [
+            each.bytes if each.device.kind == "cpu" else plannable(each.bytes)
+            for each in self.devices
+        ]
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The positions that are the CPU."""
+        return tuple(n for n, each in enumerate(self.devices) if each.device.kind == "cpu")
+
+
+def device_groups(available: Sequence[AvailableMemory]) -> Iterator[DeviceGroup]:
+    """Yield the groups to try, the preferred one first.
+
+    Each accelerator alone; several accelerators, the largest first and as few as possible; these
+    with the CPU; the CPU alone. Devices that share one memory are never in one group.
+    """
+    backends = [each.device.backend for each in available]
+    largest = sorted(
+        (each for each in available if each.device.kind != "cpu"),
+        key=lambda each: (backends.index(each.device.backend), -each.bytes),
+    )
+    yield from (DeviceGroup((each,)) for each in largest)
+    apart: list[AvailableMemory] = []
+    for each in largest:
+        if not any(each.shares_memory_with(other) for other in apart):
+            apart.append(each)
+            if len(apart) > 1:
+                yield DeviceGroup(tuple(sorted(apart, key=available.index)))
+    together = tuple(sorted(apart, key=available.index))
+    for each in available:
+        if each.device.kind == "cpu":
+            if apart and not any(each.shares_memory_with(other) for other in apart):
+                yield DeviceGroup((*together, each))
+            yield DeviceGroup((each,))
+
+
+class Assignment(Record):
+    """A group, its number in the order of trial, and the layers that its devices get."""
+
+    number: int
+    group: DeviceGroup
+    ranges: tuple[LayerRange, ...]
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that get layers."""
+        return tuple(self.group.devices[each.slot].device for each in self.ranges)
+
+    @property
+    def only_cpu(self) -> bool:
+        """Whether no accelerator gets layers."""
+        return all(device.kind == "cpu" for device in self.devices)
+
+
+def assign(
+    model: LayeredModel, groups: Sequence[DeviceGroup], *, evenly: bool = True
+) -> Assignment | None:
+    """Return the first group that holds all of a model, with its layers; `None` if none does.
+
+    Layers are spread in proportion to memory, unless `evenly` is false. The CPU, which slows the
+    others down, gets only the layers that these cannot hold.
+    """
+    for number, group in enumerate(groups):
+        ranges = fill(model, group.budgets, group.cpus)
+        if holds_all(model, ranges):
+            if evenly and not group.cpus:
+                ranges = spread(model, group.budgets) or ranges
+            return Assignment(number, group, tuple(ranges))
+    return None
+
 
 Change = Literal["context", "batch", "kv_dtype", "dtype", "quantization"]
 
@@ -36,7 +409,7 @@ Change = Literal["context", "batch", "kv_dtype", "dtype", "quantization"]
 class Placement(Record):
     """A device's part of a model: a range of layers, and the bytes that they need there.
 
-    `free` is the memory that the device has for it, with the limit of `configure(memory=…)`.
+    `free` is the device's free memory, within the limit of `configure(memory=…)`.
     """
 
     device: Device
@@ -61,10 +434,10 @@ class Placement(Record):
 
 
 class Alternative(Record):
-    """One change that would help: this context, batch or dtype instead of the one asked for.
+    """One change that would help: another context, batch or dtype.
 
-    A change of "quantization" is one of the layers' weights alone, with their scales counted in.
-    `devices` are those that the model would be on then, `total` the bytes that it would need.
+    A change of "quantization" concerns the layers' weights alone; their scales are counted.
+    `devices` would then hold the model, in `total` bytes.
     """
 
     change: Change
@@ -77,18 +450,18 @@ class Alternative(Record):
         return {**super().to_dict(), "devices": [str(device) for device in self.devices]}
 
 
-class Plan(Record):
-    """Whether a model fits, and what lies where.
+class Plan(RenderedPlan):
+    """Whether a model fits, and which device holds which layers.
 
-    What fits runs: 3 % of the estimate is kept free on every accelerator, because PyTorch's
-    allocator took up to that much more in nine of ten models. A share above 97 % does not fit.
+    A plan keeps 3 % of the estimate free on every accelerator, because PyTorch's allocator took up
+    to that much more in nine of ten models. A share above 97 % does not fit.
 
-    `device` is the one that holds all of it, `None` if it takes several or does not fit.
-    `placements` are in the order of the layers. Where the model does not fit, they show how far
-    several devices reach, and `unplaced` are the bytes of weights, cache and logits that have no
-    place; one device alone is shown with all of it, and a share above 1. Each of the
-    `alternatives` by itself would make it fit, or, where it takes several devices or the CPU, fit
-    on fewer of them. `notes` say what could not be counted.
+    `device` holds the whole model; it is `None` if the model takes several or does not fit.
+    `placements` are in the order of the layers. If the model does not fit, they show how far
+    several devices reach, and `unplaced` are the bytes of weights, cache and logits without a
+    place; a single device is shown with the whole model, and a share above 1. Each of the
+    `alternatives` alone would make the model fit, or fit on fewer devices than the plan needs.
+    `notes` say what could not be counted.
     """
 
     fits: bool
@@ -112,26 +485,24 @@ class Plan(Record):
     def device_map(self, model: Any) -> dict[str, str]:
         """Return the device of each part of a PyTorch module, as transformers takes it.
 
-        The module may be empty, on PyTorch's device "meta". What comes before the layers goes with
-        the first of them, what comes after with the last, and a head that is tied to the embedding
-        goes with that. Raises `ConfigurationError` for a plan that does not fit or is for another
-        model.
+        The module may be empty, on PyTorch's device "meta". Units before the layers go with the
+        first layer, units behind them with the last, and a tied head with the embedding. Raises
+        `ConfigurationError` for a plan that does not fit or is for another model.
         """
-        return _device_map(self, model)
+        torch = part("torch", "pipeline")
+        units = torch.module_units(model)
+        count = sum(x.numel() for x in model.parameters())
+        placements = planned_units(self, [is_layer for _, is_layer in units.values()], count)
+        devices = dict(zip(units, map(_torch_name, placements), strict=True))
+        first = next(iter(devices.values()))
+        for name, (unit, is_layer) in units.items():
+            if not is_layer and not torch.bytes_of(unit):  # such as rotations, made for all layers
+                devices[name] = first
+        return devices | {name: devices[tied] for name, tied in torch.tied_units(units).items()}
 
     def to_dict(self) -> dict[str, object]:
         """Return the plan as plain data, ready for JSON."""
         return {**super().to_dict(), "device": str(self.device) if self.device else None}
-
-    def __str__(self) -> str:
-        return hooks.render(self, "text")
-
-    def _repr_html_(self) -> str:
-        return hooks.render(self, "html")
-
-    def save_html(self, path: object) -> None:
-        """Raise `ConfigurationError`: version 0.3 writes no pages."""
-        raise no_pages("save_html")
 
 
 def plan_inference(
@@ -178,7 +549,7 @@ def plan_inference(
     )
     if isinstance(devices, Cluster) or (isinstance(devices, str) and names_cluster(devices)):
         cluster = cluster_of(devices)
-        available = cluster.available()
+        available = _cluster_memory(cluster)
         notes: tuple[str, ...] = (f"planned for {cluster}, with all of its memory free",)
     else:
         available, notes = available_memory(devices)
@@ -273,16 +644,18 @@ class _Request(Record):
 
 
 def _alternatives(request: _Request, groups: Sequence[DeviceGroup]) -> tuple[Alternative, ...]:
-    """The changes with which the model would fit one of the groups, each by itself.
+    """Return the single changes with which the model would fit one of the groups.
 
-    The largest context and the largest batch below those asked for; a smaller dtype for the cache;
-    16 bits for the weights, else the layers quantized as little as it takes.
+    The largest smaller context and batch; a smaller dtype for the cache; 16 bits for the weights,
+    else layers with the mildest quantization that fits.
     """
     if not groups:
         return ()
+    estimate, cache = request.estimate, None
+    if estimate.kv_cache and DTYPES[estimate.kv_dtype].bits > DTYPES[_SMALL_CACHE].bits:
+        cache = _alternative(request.shape, estimate, "kv_dtype", _SMALL_CACHE, groups)
     fewer = (_fewer(request, "context", groups), _fewer(request, "batch", groups))
-    narrower = (_smaller_cache(request, groups), _narrower(request, groups))
-    return tuple(found for found in (*fewer, *narrower) if found)
+    return tuple(change for change in (*fewer, cache, _narrower(request, groups)) if change)
 
 
 def _fewer(
@@ -296,26 +669,19 @@ def _fewer(
     return changed(smaller[fitting - 1]) if fitting else None
 
 
-def _smaller_cache(request: _Request, groups: Sequence[DeviceGroup]) -> Alternative | None:
-    estimate = request.estimate
-    if not estimate.kv_cache or DTYPES[estimate.kv_dtype].bits <= DTYPES[_SMALL_CACHE].bits:
-        return None
-    return _alternative(request.shape, estimate, "kv_dtype", _SMALL_CACHE, groups)
-
-
 def _narrower(request: _Request, groups: Sequence[DeviceGroup]) -> Alternative | None:
-    """The widest narrower weights that fit; a quantized model stays as it is."""
+    """Return the widest narrower weights that fit; a quantized model stays as it is."""
     shape, estimate = request.shape, request.estimate
     bits = DTYPES[shape.dtype].bits
     if shape.quantization is not None:
         return None
-    found = None
+    change = None
     if request.in_half is not None and bits > DTYPES[_HALF].bits:
-        found = _alternative(request.in_half(), estimate, "dtype", _HALF, groups)
+        change = _alternative(request.in_half(), estimate, "dtype", _HALF, groups)
     for name, fewer in QUANTIZED.items():
-        if found is None and fewer < bits:
-            found = _alternative(quantized(shape, name), estimate, "quantization", name, groups)
-    return found
+        if change is None and fewer < bits:
+            change = _alternative(quantized(shape, name), estimate, "quantization", name, groups)
+    return change
 
 
 def _alternative(
@@ -325,11 +691,12 @@ def _alternative(
     value: int | str,
     groups: Sequence[DeviceGroup],
 ) -> Alternative | None:
-    asked = ("context", "batch", "kv_dtype", "prefill")
-    numbers: dict[str, Any] = {name: getattr(estimate, name) for name in asked}
-    if change in asked:
-        numbers[change] = value
-    changed = estimate_inference(shape, **numbers)
+    options = {
+        name: getattr(estimate, name) for name in ("context", "batch", "kv_dtype", "prefill")
+    }
+    if change in options:
+        options[change] = value
+    changed = estimate_inference(shape, **options)
     assignment = assign(LayeredModel.of(shape, changed), groups, evenly=False)
     if assignment is None:
         return None
@@ -338,16 +705,16 @@ def _alternative(
 
 
 _TORCH_NAMES = {"rocm": "cuda", "metal": "mps"}
-"""Backends to which PyTorch gives another name."""
+"""Backends that PyTorch calls otherwise."""
 
 
 def planned_units(
     plan: Plan, are_layers: Sequence[bool], parameters: int | None
 ) -> list[Placement]:
-    """Return the placement of each unit of a model, given which of them are layers.
+    """Return the placement of each unit of a model; `are_layers` says which units are layers.
 
-    Raises `ConfigurationError` for a plan that does not fit, or that is of another model:
-    `parameters` is how many this one has.
+    Raises `ConfigurationError` for a plan that does not fit or is for another model, by the number
+    of layers and `parameters`.
     """
     if not plan.fits:
         raise ConfigurationError(
@@ -365,26 +732,13 @@ def planned_units(
         raise ConfigurationError(
             f"this plan is for another model: it has {other}", source="devices"
         )
-    found, at = [], -1
-    for is_layer in are_layers:
-        at += is_layer
-        found.append(of_layer[max(at, 0)])
-    return found
+    layers = accumulate(are_layers, initial=-1)
+    next(layers)
+    return [of_layer[max(layer, 0)] for layer in layers]
 
 
-def _device_map(plan: Plan, module: Any) -> dict[str, str]:
-    """Return the device of each unit of a module, as transformers and accelerate name both."""
-    torch = part("torch", "pipeline")
-    units = torch.module_units(module)
-    count = sum(x.numel() for x in module.parameters())
-    places = planned_units(plan, [is_layer for _, is_layer in units.values()], count)
-    found = {}
-    for name, each in zip(units, places, strict=True):
-        backend = each.device.backend
-        torch_name = f"{_TORCH_NAMES.get(backend, backend)}:{each.device.index}"
-        found[name] = "cpu" if each.device.kind == "cpu" else torch_name
-    first = next(iter(found.values()))
-    for name, (unit, is_layer) in units.items():
-        if not is_layer and not torch.bytes_of(unit):  # such as rotations, made once for all layers
-            found[name] = first
-    return found | {name: found[other] for name, other in torch.tied_units(units).items()}
+def _torch_name(placement: Placement) -> str:
+    device = placement.device
+    if device.kind == "cpu":
+        return "cpu"
+    return f"{_TORCH_NAMES.get(device.backend, device.backend)}:{device.index}"

@@ -62,13 +62,13 @@ def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantizati
     if not isinstance(values, Mapping):
         raise ConfigurationError(f"{source}: quantization_config is not an object", source)
     method = str(values.get("quant_method") or _guess_method(values)).lower()
-    found = _FORMATS.get(method, _unknown)(_Settings(values, f"{source}: quantization_config"))
+    rule = _FORMATS.get(method, _unknown)(_Settings(values, f"{source}: quantization_config"))
     skipped = _skipped_modules(values)
-    odd = [each for each in skipped if each.startswith("re:") and not _is_quick(each[3:])]
-    if odd:
-        note = f"patterns of modules left alone are not followed: {', '.join(map(shortened, odd))}"
-        found = replace(found, assumed=(*found.assumed, note))
-    return replace(found, skipped=tuple(each for each in skipped if each not in odd))
+    slow = [name for name in skipped if name.startswith("re:") and not _is_quick(name[3:])]
+    if slow:
+        note = f"patterns of modules left alone are not followed: {', '.join(map(shortened, slow))}"
+        rule = replace(rule, assumed=(*rule.assumed, note))
+    return replace(rule, skipped=tuple(name for name in skipped if name not in slow))
 
 
 class _Settings(Record):
@@ -78,18 +78,17 @@ class _Settings(Record):
     source: str
 
     def get(self, *keys: str) -> Any:
-        """The value of the first of these keys that has one."""
+        """Return the value of the first of these keys that has one."""
         return next((self.values[key] for key in keys if self.values.get(key)), None)
 
     def number(self, *keys: str, default: int, least: int = 1, most: int = 2**31) -> int:
-        """The integer under the first of these keys that has one."""
         value = self.get(*keys)
         if value is None:
             return default
         return integer(f"{self.source}: {keys[0]}", value, least, most)
 
     def block(self, key: str) -> tuple[int, int]:
-        """The rows and columns of a block that has one scale."""
+        """Return the rows and columns of a block that has one scale."""
         sizes = self.get(key) or (128, 128)
         if not isinstance(sizes, list | tuple) or len(sizes) != 2:
             raise ConfigurationError(
@@ -99,16 +98,18 @@ class _Settings(Record):
         return rows, columns
 
     def inner(self, key: str) -> _Settings:
-        """The object under a key; an empty one where there is none."""
-        found = self.get(key) or {}
-        if not isinstance(found, Mapping):
+        """Return the object under a key, an empty one if it is missing."""
+        values = self.get(key) or {}
+        if not isinstance(values, Mapping):
             raise ConfigurationError(f"{self.source}: {key} is not an object", self.source)
-        return _Settings(found, f"{self.source}: {key}")
+        return _Settings(values, f"{self.source}: {key}")
 
 
 def _unknown(config: _Settings) -> Quantization:
     method = str(config.get("quant_method") or _guess_method(config.values)).lower()
-    bits = config.get("bits", "nbits") or _bits_in(method)
+    digits = re.search(r"\d+", method)  # 4 for `mxfp4`, 8 for `fbgemm_fp8`
+    named = int(digits[0]) if digits and 1 <= int(digits[0]) <= _MOST_BITS else 8
+    bits = config.get("bits", "nbits") or named
     if not isinstance(bits, float):  # some formats have a share of a bit, on the average
         bits = integer(f"{config.source}: bits", bits, most=_MOST_BITS)
     elif not 0 < bits <= _MOST_BITS:
@@ -176,7 +177,7 @@ def _blocks_of_float8(config: _Settings) -> Quantization:
 
 
 def _compressed_tensors(config: _Settings) -> Quantization:
-    """The first group's scheme is taken for all; groups that differ are rare, and noted."""
+    """Take the scheme of the first group for all; other groups are rare, and noted."""
     named = config.inner("config_groups")
     groups = [named.inner(name) for name, group in named.values.items() if group]
     scheme = groups[0].inner("weights") if groups else named
@@ -226,14 +227,8 @@ def _guess_method(values: Mapping[str, Any]) -> str:
     return "unnamed"
 
 
-def _bits_in(method: str) -> int:
-    """The bits in a format's name: 4 for `mxfp4`, 8 for `fbgemm_fp8`."""
-    found = re.search(r"(\d+)", method)
-    return int(found[1]) if found and 1 <= int(found[1]) <= 16 else 8
-
-
 def _skipped_modules(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The modules that are not quantized: those that are named, and always the head."""
+    """Return the modules that are not quantized: the named ones, and always the head."""
     named: list[str] = ["lm_head"]
     for key in ("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers"):
         entries = values.get(key)

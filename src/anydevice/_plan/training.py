@@ -13,10 +13,9 @@ from typing import Any
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.record import Record
 from anydevice._core.text import format_size
-from anydevice._plan.estimates import FLOAT32, part_lines
+from anydevice._plan.estimates import CONTEXT, FLOAT32, WORKSPACE, part_lines
 from anydevice._plan.families import ModelShape, integer
 from anydevice._plan.model import shape_of
-from anydevice._plan.overheads import CONTEXT, WORKSPACE
 from anydevice.errors import ConfigurationError
 
 _PARTS = ("parameters", "gradients", "optimizer", "master", "activations", "logits", "overhead")
@@ -226,7 +225,10 @@ def moments(
     saved = saved_activations(shape, step)
     layer = _layer(shape, step)
     kept = saved - _norm(shape, step)
-    casts = _casts(shape, step)
+    head = shape.outputs * shape.hidden
+    # Casts of matrices live until their layer's backward pass.
+    cast_layers = 0 if step.checkpointing else sum(shape.layer_weights)
+    casts = 2 * (cast_layers + head) if step.mixed else 0
     # All parameters of a layer but its norms are cast for products.
     matrices = max(shape.layer_weights) - shape.build.norms * shape.hidden
     layer_casts = matrices * 2 if step.mixed else 0
@@ -234,7 +236,6 @@ def moments(
     attention = 2 * _scores(shape, step) - step.rows * _network(shape) * step.computed
     passing = max(_network_backward(shape, step), attention)
     again = layer + layer_casts if step.checkpointing else 0
-    head = shape.outputs * shape.hidden
     head_gradient = head * step.width
     # A gradient of a cast is there in both types for a moment.
     last_gradient = head * (step.width + (2 if step.mixed else 0))
@@ -256,7 +257,7 @@ def moments(
 
 
 def _layer(shape: ModelShape, step: TrainingStep) -> int:
-    """The bytes that one layer saves."""
+    """Return the bytes that one layer saves."""
     queries = shape.heads * shape.head_size
     keys = shape.key_elements
     products = step.computed
@@ -285,7 +286,7 @@ def _norm(shape: ModelShape, step: TrainingStep) -> int:
 
 
 def _network(shape: ModelShape) -> int:
-    """The elements of a token that the feed-forward network saves."""
+    """Return the elements of a token that the feed-forward network saves."""
     if shape.experts:
         inner, outer = shape.experts.intermediate, shape.hidden
         return shape.experts.per_token * (4 * inner + 3 * outer) + 4 * shape.experts.shared
@@ -296,7 +297,7 @@ def _network(shape: ModelShape) -> int:
 
 
 def _scores(shape: ModelShape, step: TrainingStep) -> int:
-    """Attention's probabilities, where no fused kernel takes the heads; see inference."""
+    """Return the bytes of attention's probabilities if no fused kernel takes the heads."""
     grouped = shape.grouped
     if not (shape.build.eager or (grouped and (step.computed == FLOAT32 or shape.build.unfused))):
         return 0
@@ -305,19 +306,10 @@ def _scores(shape: ModelShape, step: TrainingStep) -> int:
 
 
 def _network_backward(shape: ModelShape, step: TrainingStep) -> int:
-    """Beside a layer's saved tensors: gradients inside the network, less what is freed already."""
+    """Return the bytes of gradients inside the network, beside a layer's saved tensors."""
     inner = shape.intermediate
     if shape.experts:
         inner = shape.experts.per_token * shape.experts.intermediate
     inside = (2 if shape.build.gated else 1) * step.rows * inner * step.computed
     weights = shape.intermediate * shape.hidden * (step.width + (2 if step.mixed else 0))
     return inside + weights + step.rows * shape.hidden * step.width
-
-
-def _casts(shape: ModelShape, step: TrainingStep) -> int:
-    """Casts of all matrices, which live until their layer's backward pass."""
-    if not step.mixed:
-        return 0
-    head = shape.outputs * shape.hidden
-    layers = 0 if step.checkpointing else sum(shape.layer_weights)
-    return 2 * (layers + head)

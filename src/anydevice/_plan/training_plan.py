@@ -14,9 +14,8 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, get_args
 
-from anydevice._core import hooks
 from anydevice._core.record import Record, replace
-from anydevice._core.text import no_pages, shortened
+from anydevice._core.text import shortened
 from anydevice._plan.card_memory import (
     HALF,
     CardMemory,
@@ -27,9 +26,9 @@ from anydevice._plan.card_memory import (
     saved_elements,
 )
 from anydevice._plan.cards import Cluster, cluster_of
+from anydevice._plan.estimates import RenderedPlan, plannable
 from anydevice._plan.families import ModelShape, integer
 from anydevice._plan.model import shape_of
-from anydevice._plan.overheads import plannable
 from anydevice._plan.training import OPTIMIZERS
 from anydevice.errors import ConfigurationError
 
@@ -164,7 +163,7 @@ def active_parameters(shape: ModelShape) -> int:
 
 
 def _product_flops(shape: ModelShape, run: TrainingRun) -> float:
-    """Two for each parameter and token: forward, twice backward, and what is computed again."""
+    """Return two FLOPs for each parameter and token, forward, twice backward, and recomputed."""
     again = {"none": 0.0, "selective": 0.5, "full": 1.0}[run.recompute]
     layers = (3 + again) * active_parameters(shape)
     return 2.0 * run.rows * (layers + 3 * shape.outputs * shape.hidden)
@@ -188,7 +187,7 @@ def _traffic(shape: ModelShape, run: TrainingRun, constants: Constants) -> float
 def _communication(
     shape: ModelShape, run: TrainingRun, cluster: Cluster, constants: Constants
 ) -> tuple[float, float]:
-    """The seconds of a step in which weights and gradients move, and in which rings wait."""
+    """Return the seconds of a step in which tensors move, and in which rings wait."""
     if cluster.cards == 1:
         return 0.0, 0.0
     if run.strategy == "replicate":  # one all-reduce, which is a reduction and a gathering
@@ -216,15 +215,14 @@ _AS_FAST = 0.98
 _DAY = 86_400
 
 
-class TrainingPlan(Record):
+class TrainingPlan(RenderedPlan):
     """Whether a training fits on a cluster, how it is done there, and how long it takes.
 
-    `run` is the fastest way that fits, the simplest of those that are about as fast; where none
-    fits, the one that needs least. `memory` is what a card needs, part by part, and `free` what it
-    has: a training fits if 3 % more than it needs is free. If it does not fit, `enough` is the
+    `run` is the fastest run that fits, the simplest among about equally fast ones; if none fits, it
+    is the run that needs least. `memory` is the need of a card, part by part, and `free` its
+    memory: a training fits if 3 % more than it needs is free. If it does not fit, `enough` is the
     smallest cluster of the same cards on which it would; it is `None` if more cards do not help,
-    because a layer and the logits of a micro-batch have to fit on one card: a plan splits neither
-    products nor sequences.
+    because a layer and the logits of a micro-batch have to fit on one card.
 
     `tokens_per_second` are those of all cards, and may be off by `error` (0.15: 15 %); both are
     `None` for a card whose speed is not known. `notes` say what the figures do not cover.
@@ -294,16 +292,6 @@ class TrainingPlan(Record):
             "notes": list(self.notes),
         }
 
-    def __str__(self) -> str:
-        return hooks.render(self, "text")
-
-    def _repr_html_(self) -> str:
-        return hooks.render(self, "html")
-
-    def save_html(self, path: object) -> None:
-        """Raise `ConfigurationError`: version 0.3 writes no pages."""
-        raise no_pages("save_html")
-
 
 def plan_training(
     model: Any = None,
@@ -320,7 +308,7 @@ def plan_training(
     compiled: bool = False,
     **numbers: Any,
 ) -> TrainingPlan:
-    """Whether a model can be trained on a cluster, how, how fast, and for how many days.
+    """Plan the training of a model on a cluster: whether it fits, how, how fast, how many days.
 
     `model` and `numbers` are as in `estimate_inference`. `cluster` is in words: "16xH100-80GB",
     "2xH100", "4x8xA100-40GB" (4 nodes of 8), or "8xMyCard-48GB", a card whose speed is not known.
@@ -380,8 +368,19 @@ def plan_training(
             f"{cluster.cards} cards",
             "batch",
         )
-    wanted = None if tokens is None else _tokens(tokens)
-    return _make_plan(shape, cluster, start, ways, wanted)
+    run, fits = _best(shape, cluster, start, ways)
+    return TrainingPlan(
+        fits,
+        cluster,
+        run,
+        card_memory(shape, run, cluster),
+        cluster.card.memory,
+        shape,
+        None if tokens is None else _tokens(tokens),
+        step_time(shape, run, cluster) if fits and cluster.card.like else None,
+        None if fits else _enough(shape, cluster, start, ways),
+        _notes(shape, cluster),
+    )
 
 
 class _Ways(Record):
@@ -399,14 +398,9 @@ class _Ways(Record):
             self.recompute,
             self._micro_batches(start.context, cards),
         ):
-            accumulate = -(-self.batch // (cards * size)) if self.batch else 1
-            yield replace(
-                start,
-                strategy=strategy,
-                recompute=recompute,
-                micro_batch=size,
-                accumulate=accumulate,
-            )
+            times = -(-self.batch // (cards * size)) if self.batch else 1
+            way = {"strategy": strategy, "recompute": recompute}
+            yield replace(start, **way, micro_batch=size, accumulate=times)
 
     def _micro_batches(self, context: int, cards: int) -> list[int]:
         if self.micro_batch is not None:
@@ -417,28 +411,10 @@ class _Ways(Record):
         return [2**power for power in range(most.bit_length())]
 
 
-def _make_plan(
-    shape: ModelShape, cluster: Cluster, start: TrainingRun, ways: _Ways, tokens: int | None
-) -> TrainingPlan:
-    run, fits = _best(shape, cluster, start, ways)
-    return TrainingPlan(
-        fits,
-        cluster,
-        run,
-        card_memory(shape, run, cluster),
-        cluster.card.memory,
-        shape,
-        tokens,
-        step_time(shape, run, cluster) if fits and cluster.card.like else None,
-        None if fits else _enough(shape, cluster, start, ways),
-        _notes(shape, cluster),
-    )
-
-
 def _best(
     shape: ModelShape, cluster: Cluster, start: TrainingRun, ways: _Ways
 ) -> tuple[TrainingRun, bool]:
-    """The fastest way that fits, or the one that needs least."""
+    """Return the fastest run that fits, else the one that needs least; and whether it fits."""
 
     def needs(run: TrainingRun) -> int:
         return card_memory(shape, run, cluster).total
@@ -459,7 +435,7 @@ def _best(
 
 
 def _enough(shape: ModelShape, cluster: Cluster, start: TrainingRun, ways: _Ways) -> Cluster | None:
-    """The smallest cluster of these cards that would do: by doubling, then node by node."""
+    """Return the smallest cluster of these cards that would do, by doubling, then bisection."""
 
     def would_do(cards: int) -> bool:
         larger = cluster.of(cards)
@@ -474,20 +450,20 @@ def _enough(shape: ModelShape, cluster: Cluster, start: TrainingRun, ways: _Ways
             return None
     node = cluster.of(count).per_node
     between = range(count // 2 + node, count, node)
-    found = bisect_left(between, True, key=would_do)
-    return cluster.of(between[found] if found < len(between) else count)
+    first = bisect_left(between, True, key=would_do)
+    return cluster.of(between[first] if first < len(between) else count)
 
 
 def _notes(shape: ModelShape, cluster: Cluster) -> tuple[str, ...]:
-    card, found = cluster.card, list(shape.assumed)
+    card, notes = cluster.card, list(shape.assumed)
     if not card.like:
-        found.append(f"the speed of {card.name} is not known: no time is planned")
+        notes.append(f"the speed of {card.name} is not known: no time is planned")
     elif not card.measured:
         like = card.like.upper()
-        found.append(f"no published run on {card.name} was compared with; it is planned as {like}")
+        notes.append(f"no published run on {card.name} was compared with; it is planned as {like}")
     if cluster.cards > _MEASURED_CARDS:
-        found.append(f"published runs reach {_MEASURED_CARDS} cards; more were not compared with")
-    return tuple(found)
+        notes.append(f"published runs reach {_MEASURED_CARDS} cards; more were not compared with")
+    return tuple(notes)
 
 
 def _one_of(name: str, value: Any, known: Sequence[Any]) -> Any:
@@ -503,7 +479,7 @@ _MOST_TOKENS = 10**18
 
 
 def _tokens(value: Any) -> int:
-    """A number of tokens, also in words: a k is 1000 here.
+    """Return a number of tokens, also from words: a k is 1000 here.
 
     >>> _tokens("2T"), _tokens(3e9), _tokens("1.5b")
     (2000000000000, 3000000000, 1500000000)

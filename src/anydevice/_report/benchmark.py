@@ -115,17 +115,14 @@ def comparison_lines(comparison: Comparison, name: str) -> Iterator[str]:
         yield from (f"  {line}" for line in lines)
     for row in comparison.lost:
         yield f"  lost: {_name(row)}: {row.reason}"
-    yield f"  {_comparison_counts(comparison)}"
-
-
-def _comparison_counts(comparison: Comparison) -> str:
     if comparison.apart:
-        return comparison.apart
+        yield f"  {comparison.apart}"
+        return
     counts = f"{len(comparison.slower)} slower, {len(comparison.faster)} faster, "
     counts += f"{len(comparison.lost)} lost, {comparison.alike} within the noise"
     if comparison.only_before or comparison.only_now:
         counts += f"; {comparison.only_before} only there, {comparison.only_now} only here"
-    return counts
+    yield f"  {counts}"
 
 
 def _change_cells(change: Change) -> list[str]:

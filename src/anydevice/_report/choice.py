@@ -40,11 +40,11 @@ def _why(report: Report, choice: Choice, device: Device) -> str:
         return f"{_asker(source)} asks for it"
     if source == "configure":
         return "it is the first usable one in the configured order"
+    if device.backend != "cpu":
+        return "it is the first usable one in the order of backends"
     passed = [step for step in choice.steps if not step.taken and step.source in _AUTOMATIC]
     reasons = [reason for step in passed for reason in _passed_over(step, report)]
-    if device.backend == "cpu":
-        return joined(reasons) or "no accelerator is in this machine"
-    return "it is the first usable one in the order of backends"
+    return joined(reasons) or "no accelerator is in this machine"
 
 
 def was_automatic(choice: Choice) -> bool:

@@ -45,14 +45,9 @@ class Explanation(Record):
 
     def to_dict(self) -> dict[str, object]:
         """Return the explanation as plain data, ready for JSON."""
-        return {
-            "subject": self.subject,
-            "code": self.code,
-            "cause": self.cause,
-            "evidence": list(self.evidence),
-            "meaning": self.meaning,
-            "advice": self.advice,
-        }
+        plain = super().to_dict()
+        del plain["subjects"]
+        return {"subject": self.subject, **plain}
 
 
 class Conclusion(Record):
@@ -147,21 +142,18 @@ def conclude(
     checked = {verdict.device for verdict in verdicts}
     earlier = (each for each in explain(report) if checked.isdisjoint(each.subjects))
     failed = (explain_verdict(verdict) for verdict in verdicts)
-    return Conclusion(
-        tuple(verdicts),
-        examined.unusable,
-        (*earlier, *(explanation for explanation in failed if explanation)),
-        worth_knowing(report, verdicts, environment, _device_processes(report)),
-    )
-
-
-def _device_processes(report: Report) -> dict[Device, tuple[DeviceProcess, ...]]:
-    """Return the processes on devices with little free memory; no other driver is asked."""
-    return {
+    # Only the drivers of devices with little free memory are asked for processes.
+    holders = {
         device: processes(device.backend, device.index, device.status.facts)
         for device in report.devices
         if has_little_free(device) and device.status is not None
     }
+    return Conclusion(
+        tuple(verdicts),
+        examined.unusable,
+        (*earlier, *(explanation for explanation in failed if explanation)),
+        worth_knowing(report, verdicts, environment, holders),
+    )
 
 
 def _unusable_groups(finding: Finding) -> Iterator[tuple[tuple[str, ...], DeviceStatus | Finding]]:
@@ -240,24 +232,17 @@ def _memory_in_use(
     for device in filter(has_little_free, report.devices):
         assert device.status is not None
         facts = device.status.facts
-        amounts = f"{format_size(facts.free_memory)} free of {format_size(facts.total_memory)}"
+        evidence = [f"{format_size(facts.free_memory)} free of {format_size(facts.total_memory)}"]
         known = [process for process in holders.get(device, ()) if process.memory]
-        evidence = (
-            amounts,
-            *(_process_text(process, facts.total_memory or 0) for process in known),
-        )
-        yield _explanation((str(device),), "little_memory_free", evidence)
+        evidence += [_process_text(process, facts.total_memory or 0) for process in known]
+        yield _explanation((str(device),), "little_memory_free", tuple(evidence))
 
 
 def _process_text(process: DeviceProcess, total: int) -> str:
     size = process.memory or 0
-    words = f"{printable(process.name)} (pid {process.pid}) holds {format_size(size)}"
     low, high = _TAKEN_BY_JAX
-    return (
-        f"{words}, about what JAX takes at its start"
-        if low * total < size < high * total
-        else words
-    )
+    jax = ", about what JAX takes at its start" if low * total < size < high * total else ""
+    return f"{printable(process.name)} (pid {process.pid}) holds {format_size(size)}{jax}"
 
 
 def _slow_first_calls(verdicts: Iterable[Verdict]) -> Iterator[Explanation]:

@@ -1,8 +1,9 @@
-"""A plan of memory as lines for a terminal and as tables for a notebook."""
+"""Plans of memory and of trainings, as lines for a terminal and as tables for a notebook."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from anydevice._core.device import Device
 from anydevice._core.text import (
@@ -11,19 +12,32 @@ from anydevice._core.text import (
     bar,
     format_count,
     format_size,
+    percent,
     shortened,
     wrapped,
 )
-from anydevice._plan.estimates import PARTS, part_lines
-from anydevice._plan.overheads import MARGIN
+from anydevice._plan.estimates import MARGIN, PARTS, part_lines
+from anydevice._plan.families import ModelShape
 from anydevice._plan.plan import Alternative, Placement, Plan
 from anydevice._report import notebook
-from anydevice._report.tables import table
-from anydevice._report.text import WIDTH, Paint, plain, verdict_lines
+from anydevice._report.tables import WIDTH, Paint, plain, table, verdict_lines
+
+if TYPE_CHECKING:
+    from anydevice._plan.training_plan import TrainingPlan
 
 _HEAD = ("device", "layers", "needs", "free", "")
 _MAX_NAME = 56
 _MAX_BAR, _MIN_BAR = 30, 6
+_WAYS = {
+    "replicate": "replicate the model on every card",
+    "shard_gradients": "shard gradients and optimizer over the cards",
+    "shard": "shard weights, gradients and optimizer over the cards",
+}
+_AGAIN = {
+    "none": "recompute nothing",
+    "selective": "recompute every second product",
+    "full": "recompute each layer",
+}
 _WORDS = {"kv_dtype": "kv-cache in", "dtype": "weights in", "quantization": "layers quantized to"}
 
 
@@ -86,7 +100,7 @@ def _verdict(plan: Plan) -> str:
 def _title(plan: Plan) -> str:
     estimate = plan.estimate
     shape = estimate.shape
-    name = shortened(shape.name, _MAX_NAME) if shape is not None and shape.name else "model"
+    name = _model_name(shape)
     dtype = shape.quantization if shape is not None and shape.quantization else estimate.dtype
     differs = estimate.kv_cache and estimate.kv_dtype != dtype
     cache = f", kv-cache in {estimate.kv_dtype}" if differs else ""
@@ -94,12 +108,16 @@ def _title(plan: Plan) -> str:
     return f"{model}, context {estimate.context}, batch {estimate.batch}"
 
 
+def _model_name(shape: ModelShape | None) -> str:
+    return shortened(shape.name, _MAX_NAME) if shape is not None and shape.name else "model"
+
+
 def _placement_table(placements: Sequence[Placement], columns: int) -> list[str]:
     if not placements:
         return []
     shares = list(_shares(placements))
-    longest = max(len(percent) for _, percent, _ in shares)
-    rows = [(*cells, percent.rjust(longest)) for _, percent, cells in shares]
+    longest = max(len(said) for _, said, _ in shares)
+    rows = [(*cells, said.rjust(longest)) for _, said, cells in shares]
     used = sum(max(map(len, column)) + 2 for column in zip(_HEAD, *rows, strict=True)) - 1
     width = max(_MIN_BAR, min(_MAX_BAR, columns - used))
     with_bars = [
@@ -163,3 +181,76 @@ def _device_list(devices: Sequence[Device]) -> str:
     if len(names) > 4:
         return f"{names[0]} … {names[-1]}"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def training_text(plan: TrainingPlan) -> str:
+    """Return the text of a plan of a training."""
+    return "\n".join(training_lines(plan))
+
+
+def training_lines(plan: TrainingPlan, width: int | None = None, paint: Paint = plain) -> list[str]:
+    columns = width or WIDTH
+    lines = [
+        *wrapped(_training_title(plan), columns, hanging="  "),
+        "",
+        *(f"  {name:<13} {size:>10}" for name, size in _sizes(plan)),
+        "",
+        *verdict_lines(plan.fits, _training_verdict(plan), columns, paint),
+    ]
+    for detail in _details(plan):
+        lines += wrapped(detail, columns, "  ", "  ")
+    for note in plan.notes:
+        remark = wrapped(f"note: {note}", columns, hanging="  ")
+        lines += ["", *(paint(line, "dim") for line in remark)]
+    return lines
+
+
+def training_plan_html(plan: TrainingPlan) -> str:
+    """Return a plan of a training for a notebook."""
+    mark = USABLE if plan.fits else UNUSABLE
+    return notebook.block(
+        notebook.line(_training_title(plan), "strong"),
+        notebook.table((), _sizes(plan), right=(1,)),
+        notebook.marked(mark, _training_verdict(plan), good=plan.fits),
+        *map(notebook.line, (*_details(plan), *(f"note: {note}" for note in plan.notes))),
+    )
+
+
+def _sizes(plan: TrainingPlan) -> list[tuple[str, str]]:
+    parts = (*plan.memory._fields, "total")
+    return [(name, format_size(getattr(plan.memory, name))) for name in parts]
+
+
+def _training_title(plan: TrainingPlan) -> str:
+    model = f"{_model_name(plan.shape)}: {format_count(plan.shape.parameters)} parameters"
+    where = f"training on {plan.cluster}, context {plan.run.context}, batch {plan.batch}"
+    return f"{model}, {where}; a card needs"
+
+
+def _training_verdict(plan: TrainingPlan) -> str:
+    needed, free = format_size(plan.memory.total), format_size(plan.free)
+    if plan.fits:
+        left = format_size(plan.free - plan.memory.total)
+        return f"fits on {plan.cluster}: {needed} of {free} a card, {left} left"
+    margin = f" and {MARGIN} % more" if plan.memory.total <= plan.free else ""
+    more = f"; {plan.enough} would do" if plan.enough else "; more such cards would not do either"
+    return f"does not fit on {plan.cluster}: {needed}{margin} needed, {free} a card{more}"
+
+
+def _details(plan: TrainingPlan) -> Iterator[str]:
+    run = plan.run
+    way = "one card" if plan.cluster.cards == 1 else _WAYS[run.strategy]
+    again = "" if run.accumulate == 1 else f", {run.accumulate} times a step"
+    yield f"{way}; {_AGAIN[run.recompute]}; micro-batch {run.micro_batch}{again}"
+    rate, error, days = plan.tokens_per_second, plan.error, plan.days
+    if rate is None or error is None:
+        return
+    each = rate / plan.cluster.cards
+    yield f"{rate:,.0f} tokens a second ± {percent(error)} ({each:,.0f} a card)"
+    if days is not None and plan.tokens is not None:
+        span = f"{_days(days / (1 + error))} to {_days(days / (1 - error))}"
+        yield f"{format_count(plan.tokens)} tokens: {_days(days)} days ({span})"
+
+
+def _days(days: float) -> str:
+    return f"{days:,.0f}" if days >= 100 else f"{days:.3g}"

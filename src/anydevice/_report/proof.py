@@ -34,7 +34,7 @@ _ADVICE = {
 
 
 def outcome_text(data: dict[str, Any]) -> str:
-    """Return the sentence behind the name of a result; `data` is that of `outcome_data`."""
+    """Return the sentence behind the name of a result; `data` comes from `outcome_data`."""
     took = f"in {data['seconds']:.1f} s"
     if data["result"] == "proved":
         return f"{_COVERAGE[data['precision']]}, {in_parts(data['parts'])}, {took}"

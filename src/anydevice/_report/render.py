@@ -25,10 +25,7 @@ FORMS = {
     "Report": {"text": "summary.text", "html": "summary.html"},
     "Table": {"text": "tables.table_text", "html": "notebook.table_block"},
     "Timings": {"text": "benchmark.timings_text", "html": "benchmark.timings_html"},
-    "TrainingPlan": {
-        "text": "training_plan.training_text",
-        "html": "training_plan.training_plan_html",
-    },
+    "TrainingPlan": {"text": "plan.training_text", "html": "plan.training_plan_html"},
     "Verdicts": {"html": "render.verdicts_html"},
 }
 """Functions of a class by form: "text" for terminals, "html" for notebooks, "svg" for files."""

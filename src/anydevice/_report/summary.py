@@ -17,7 +17,7 @@ from anydevice._machine.discovery.discover import Report, discover
 from anydevice._machine.engines import registry
 from anydevice._report import notebook
 from anydevice._report.choice import because, unmet_wishes, was_automatic
-from anydevice._report.text import Paint, plain
+from anydevice._report.tables import Paint, plain
 
 _GAP = "   "
 _SYSTEMS = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}

@@ -68,7 +68,7 @@ _WIDTHS = {
     **dict.fromkeys("ABCDEFGHJKLNOPQRSTUVXYZ_<>=+", 0.8),
     **dict.fromkeys(" .,:;'|!iIjl()[]/-–", 0.4),
 }
-"""Ratios of width to height of letters; that of all others is 0.64."""
+"""Ratios of width to height of letters; all others have 0.64."""
 
 MARKS: tuple[Callable[[float, float], str], ...] = (
     lambda x, y: f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.6"',

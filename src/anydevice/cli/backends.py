@@ -24,16 +24,16 @@ _NARROW = 80
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the table takes no arguments."""
+    del parser  # it takes no arguments
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Print the table of backends, that of engines, and what this CPU computes with."""
+    """Print tables of backends and engines, and a line on this CPU."""
     report = discover()
     if arguments.json:
         output.json(_as_data(report))
         return 0
-    backends, engines = list(BACKENDS.values()), list(registry.rows().values())
+    backends = BACKENDS.values()
     about = [_about(row, report[row.name]) for row in backends if row.name in report]
     head = ("", "backend", "vendor", "platforms", "BLAS", "run-time compiler", "best for")
     _show_table("Backends", head, about, output)
@@ -48,10 +48,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     ]
     title = "What they require, and how well they are tested"
     _show_table(title, ("backend", "engines", "tier", "requires"), needs, output)
-    drives = [_engine(row) for row in engines]
+    drives = [_engine(row) for row in registry.rows().values()]
     _show_table("Engines", ("engine", "installed", "drives", "lacks"), drives, output)
-    cpu = wrapped(_cpu_in_words(report), output.width or 10_000, "  ")
-    output.say(output.paint("This CPU", "strong"), *cpu)
+    cpu = {name: value or "unknown" for name, value in _cpu(report).items()}
+    words = f"{cpu['name']}   SIMD level: {cpu['simd']}   threads: {cpu['threads']}"
+    if cpu["physical_cores"] != "unknown":
+        words += f"   cores: {cpu['physical_cores']}"
+    output.say(output.paint("This CPU", "strong"), *wrapped(words, output.width or 10_000, "  "))
     for note in registry.notes():
         output.say("", f"note: {note}")
     return 0
@@ -96,17 +99,11 @@ def _engine(row: EngineRow) -> tuple[str, ...]:
 
 
 def _cpu(report: Report) -> dict[str, Detail]:
-    seen = report["cpu"].devices
-    status = seen[0].status if seen else None
+    devices = report["cpu"].devices
+    status = devices[0].status if devices else None
     facts = status.facts if status else Facts("unknown")
     known = {name: facts.details.get(name) for name in _CPU_DETAILS}
     return {"name": facts.name, "architecture": facts.architecture, **known}
-
-
-def _cpu_in_words(report: Report) -> str:
-    cpu = {name: value or "unknown" for name, value in _cpu(report).items()}
-    cores = f"   cores: {cpu['physical_cores']}" if cpu["physical_cores"] != "unknown" else ""
-    return f"{cpu['name']}   SIMD level: {cpu['simd']}   threads: {cpu['threads']}{cores}"
 
 
 def _show_table(
@@ -130,7 +127,7 @@ def _show_table(
 
 
 def _show_stacked(headings: Sequence[str], rows: Sequence[Sequence[str]], output: Output) -> None:
-    """The rows one below the other: the mark and the name, then a line for each other cell."""
+    """Print each row as lines: the mark and the name, then a line for each other cell."""
     named = 1 - bool(headings[0])
     for row in rows:
         output.say("", " ".join((*row[:named], output.paint(row[named], "strong"))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 
 from anydevice._bench.language_models import WRITTEN, bench_text
 from anydevice._bench.measure import LIMIT, QUICK_LIMIT, bench, save
@@ -20,7 +21,15 @@ from anydevice._report.benchmark import (
 )
 from anydevice.cli.loading import load_model
 from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
-from anydevice.cli.options import add_filters, add_removed_page, count, progress_on, seconds
+from anydevice.cli.options import (
+    add_filters,
+    add_options,
+    add_removed_page,
+    add_switches,
+    count,
+    progress_on,
+    seconds,
+)
 from anydevice.cli.printing import Output, check_file, complain, write_file
 from anydevice.errors import ConfigurationError
 
@@ -28,46 +37,37 @@ EXAMPLE = "anydevice bench --quick --op matmul,softmax --json"
 
 _CONTEXTS = [128, 512]
 """Default lengths of prompts, in tokens."""
+_MEASURING = ("op", "device", "engine", "dtype", "quick", "limit", "save")
+"""Options that --from does without."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the selection, the time limits and the outputs."""
     add_filters(parser)
-    parser.add_argument(
-        "--quick", action="store_true", help="one case of each op, and less time for each"
+    per_op = f"for one op on one engine ({LIMIT:g}; {QUICK_LIMIT:g} if quick)"
+    model = (
+        "measure a language model instead: a folder, a GGUF file, or a name in the Hugging Face "
     )
-    parser.add_argument(
-        "--limit",
-        type=seconds,
-        metavar="SECONDS",
-        help=f"for one op on one engine ({LIMIT:g}; {QUICK_LIMIT:g} if quick)",
+    model += "cache; with one --device, --engine and --dtype"
+    add_options(
+        parser,
+        ("--limit", "SECONDS", seconds, per_op),
+        ("--llm", "MODEL", str, model),
+        (
+            "--context",
+            "TOKENS",
+            _counts,
+            "with --llm: lengths of prompts, such as 512,4k (128, 512)",
+        ),
+        ("--compare", "FILE", str, "say what got slower since that --json; exit code 1 if so"),
+        ("--from", "FILE", str, "measure nothing: show that --json, as with --compare"),
     )
-    parser.add_argument(
-        "--llm",
-        metavar="MODEL",
-        help="measure a language model instead: a folder, a GGUF file, or a name in the Hugging "
-        "Face cache; with one --device, --engine and --dtype",
-    )
-    parser.add_argument(
-        "--context",
-        type=_counts,
-        metavar="TOKENS",
-        help="with --llm: lengths of prompts, such as 512,4k (128, 512)",
+    add_switches(
+        parser,
+        quick="one case of each op, and less time for each",
+        save="let device() choose engines by these measurements",
     )
     parser.add_argument("file", nargs="?", metavar="FILE", help="with --json: write it there")
     add_removed_page(parser)
-    parser.add_argument(
-        "--compare", metavar="FILE", help="say what got slower since that --json; exit code 1 if so"
-    )
-    parser.add_argument(
-        "--from",
-        dest="from_",
-        metavar="FILE",
-        help="measure nothing: show that --json, as with --compare",
-    )
-    parser.add_argument(
-        "--save", action="store_true", help="let device() choose engines by these measurements"
-    )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -85,13 +85,15 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     silent = arguments.json and file is None
     old = read_results(arguments.compare) if arguments.compare else None
     check_file(file)
-    results = _read_saved(arguments) if arguments.from_ else _measure(arguments, output, silent)
+    if saved := getattr(arguments, "from"):
+        _refuse(arguments, _MEASURING, "is for measuring, and --from shows what was measured")
+        results = read_results(saved)
+    else:
+        results = _measure(arguments, output, silent)
     comparison = compare_runs(old, results) if old is not None else None
-    data = results.to_dict() | (
-        {"comparison": comparison.to_dict()} if comparison is not None else {}
-    )
     if silent:
-        output.json(data)
+        more = {} if comparison is None else {"comparison": comparison.to_dict()}
+        output.json(results.to_dict() | more)
     else:
         output.say(*summary_lines(results), *measurement_lines(results, output.width))
         if comparison is not None:
@@ -118,22 +120,16 @@ def _measure(arguments: argparse.Namespace, output: Output, silent: bool) -> Res
         )
 
 
-def _read_saved(arguments: argparse.Namespace) -> Results:
-    for name in ("op", "device", "engine", "dtype", "quick", "limit", "save"):
+def _refuse(arguments: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Raise `ConfigurationError` if one of these options is given."""
+    for name in names:
         if getattr(arguments, name):
-            raise ConfigurationError(
-                f"--{name} is for measuring, and --from shows what was measured", f"--{name}"
-            )
-    return read_results(arguments.from_)
+            raise ConfigurationError(f"--{name} {why}", f"--{name}")
 
 
 def _run_model(arguments: argparse.Namespace, output: Output) -> int:
-    """Measure a language model."""
     engine, dtype = _only(arguments, "engine"), _only(arguments, "dtype")
-    for name in ("op", "quick", "limit", "compare", "from_", "save"):
-        if getattr(arguments, name):
-            option = f"--{name.rstrip('_')}"
-            raise ConfigurationError(f"{option} is not for --llm", option)
+    _refuse(arguments, ("op", "quick", "limit", "compare", "from", "save"), "is not for --llm")
     file = None if arguments.file in (None, "-") else arguments.file
     check_file(file, locate(arguments.llm) if file else None)
     lengths = arguments.context
@@ -175,13 +171,9 @@ def _save(results: Results, output: Output | None) -> bool:
     if problem:
         complain(problem)
     elif output:
-        output.say("", f"Saved in {measurements_file()}; {_effect(results)}")
+        measured = {row.device for row in results.measured}
+        effect = "it has an effect once two engines of a device are measured: --engine numpy,torch"
+        if measured_engines([each for each in discover().devices if str(each) in measured]):
+            effect = "anydevice config --why shows the effect"
+        output.say("", f"Saved in {measurements_file()}; {effect}")
     return problem is None
-
-
-def _effect(results: Results) -> str:
-    measured = {each.device for each in results.measured}
-    devices = [device for device in discover().devices if str(device) in measured]
-    if measured_engines(devices):
-        return "anydevice config --why shows the effect"
-    return "it has an effect once two engines of a device are measured: --engine numpy,torch"

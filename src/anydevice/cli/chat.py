@@ -1,11 +1,11 @@
 """`anydevice chat`: a conversation with a language model in the terminal, or one for a script.
 
-What the model writes goes to standard output. What is said about it goes there too in a
-conversation, and to standard error otherwise, so that a script gets the text alone.
+Replies go to standard output. Remarks on them go there too in a conversation, and to standard error
+otherwise, so that a script gets the text alone.
 
-Ctrl-C stops the reply and not the program; what was written so far stays in the conversation.
-While the prompt is read it interrupts that, and a second one whatever runs, for a model that does
-not get to its next word. While a model is loaded, and for a script, it ends the program.
+Ctrl-C stops the reply and not the program; the text so far stays in the conversation. While the
+prompt is read, it interrupts that; a second Ctrl-C interrupts whatever runs, for a model that does
+not get to its next word. While a model is loaded, and for a script, Ctrl-C ends the program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from anydevice._core.files import expanded, write_whole
 from anydevice._core.text import format_time
 from anydevice.cli.loading import load_model
 from anydevice.cli.main import INTERRUPTED
-from anydevice.cli.options import add_filters, count
+from anydevice.cli.options import Option, add_filters, add_options, count
 from anydevice.cli.printing import Output, complain, output_on
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 EXAMPLE = 'anydevice chat path/to/model --prompt "What is a GPU?" --max-tokens 100 --json'
 
 _NO_TEMPLATE = "It has no chat template: it completes text, each line by itself."
-_SAMPLING = (
+_SAMPLING: tuple[Option, ...] = (
     ("--temperature", "NUMBER", float, "0 takes the likeliest token each time"),
     ("--top-k", "COUNT", int, "only this many likeliest tokens"),
     ("--top-p", "SHARE", float, "only the likeliest tokens that make up this share"),
@@ -63,35 +63,21 @@ _ENDINGS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model, its device, the prompt and the options of sampling."""
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="the folder of a model, a GGUF file, or the name of a model in the Hugging Face cache",
+    model = "the folder of a model, a GGUF file, or the name of a model in the Hugging Face cache"
+    parser.add_argument("model", metavar="MODEL", help=model)
+    prompt = "one reply to this and no conversation; - reads standard input, as a pipe does"
+    longest = "the longest reply (to the end of the context; without a chat template 200)"
+    add_options(
+        parser,
+        ("--prompt", "TEXT", str, prompt),
+        ("--system", "TEXT", str, "the system message: how to answer"),
+        ("--engine", "ENGINE", str, "the array library, such as torch"),
+        ("--dtype", "DTYPE", str, "of the weights, such as bfloat16"),
+        ("--context", "TOKENS", count, "of prompt and reply together, such as 8192 or 32k"),
+        ("--max-tokens", "TOKENS", count, longest),
+        *_SAMPLING,
     )
-    parser.add_argument(
-        "--prompt",
-        metavar="TEXT",
-        help="one reply to this and no conversation; - reads standard input, as a pipe does",
-    )
-    parser.add_argument("--system", metavar="TEXT", help="the system message: how to answer")
     add_filters(parser, "device")
-    parser.add_argument("--engine", help="the array library, such as torch")
-    parser.add_argument("--dtype", metavar="DTYPE", help="of the weights, such as bfloat16")
-    parser.add_argument(
-        "--context",
-        type=count,
-        metavar="TOKENS",
-        help="of prompt and reply together, such as 8192 or 32k",
-    )
-    parser.add_argument(
-        "--max-tokens",
-        type=count,
-        metavar="TOKENS",
-        help="the longest reply (to the end of the context; without a chat template 200)",
-    )
-    for name, shown, kind, text in _SAMPLING:
-        parser.add_argument(name, metavar=shown, type=kind, help=text)
     parser.add_argument(
         "--stop", metavar="TEXT", action="append", help="end the reply here; may be repeated"
     )
@@ -121,30 +107,31 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if not chat.has_template:
             notes.say(notes.paint(_NO_TEMPLATE, "dim"))
         if prompt is not None:
-            return _one_reply(chat, prompt, output, notes)
+            stream = chat.stream(prompt)
+            for piece in stream:
+                output.write(piece)
+            output.write("\n")
+            notes.say(notes.paint(described(stream.reply), "dim"))
+            return 0
     return Dialogue(chat, output, notes).run()
-
-
-def _one_reply(chat: Chat, prompt: str, output: Output, notes: Output) -> int:
-    stream = chat.stream(prompt)
-    for piece in stream:
-        output.write(piece)
-    output.write("\n")
-    notes.say(notes.paint(described(stream.reply), "dim"))
-    return 0
 
 
 def _prompt(arguments: argparse.Namespace) -> str | None:
     """Return the single prompt of a script; `None` for a conversation in a terminal."""
-    if arguments.prompt not in (None, "-"):
-        return _check_prompt(str(arguments.prompt))
-    if arguments.prompt is None and sys.stdin is not None and sys.stdin.isatty():
+    prompt: str | None = arguments.prompt
+    if prompt is None and sys.stdin is not None and sys.stdin.isatty():
         if arguments.json:
             raise ConfigurationError(
                 "--json is for one reply: give --prompt, or pipe the prompt in", "--json"
             )
         return None
-    return _check_prompt(_standard_input())
+    if prompt in (None, "-"):
+        prompt = _standard_input()
+    if not prompt:
+        raise ConfigurationError(
+            "the prompt is empty: give --prompt, or pipe one in, or start in a terminal", "--prompt"
+        )
+    return prompt
 
 
 def _standard_input() -> str:
@@ -157,37 +144,27 @@ def _standard_input() -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _check_prompt(prompt: str) -> str:
-    if not prompt:
-        raise ConfigurationError(
-            "the prompt is empty: give --prompt, or pipe one in, or start in a terminal", "--prompt"
-        )
-    return prompt
-
-
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the given options by the names of `generate`, which has defaults for the others.
 
-    Raises for those that are wrong, before a model is loaded for them.
+    Raises for wrong values, before a model is loaded.
     """
     from anydevice._llm.sampling import sampling
     from anydevice._llm.text import stop_strings
 
     names = [name[2:].replace("-", "_") for name, *_ in _SAMPLING]
-    given = {name: getattr(arguments, name) for name in (*names, "max_tokens", "stop")}
-    given = {name: value for name, value in given.items() if value is not None}
-    sampling(**{name: value for name, value in given.items() if name in names})
+    values = vars(arguments)
+    options = {n: values[n] for n in (*names, "max_tokens", "stop") if values[n] is not None}
+    sampling(**{name: value for name, value in options.items() if name in names})
     stop_strings(arguments.stop)
-    return given
+    return options
 
 
 class Chat:
-    """A model, how it is sampled, and the messages so far.
+    """A model, its sampling options, and the messages so far.
 
-    What the options leave open is as the model's own files say, and `USUAL` where they say nothing.
-    A model that chats ends its replies itself, or the context does.
-
-    Without a chat template there are no messages: each text is completed by itself.
+    Missing options are those of the model's own files, else `USUAL`. Without a chat template there
+    are no messages: each text is completed by itself.
     """
 
     def __init__(
@@ -354,31 +331,36 @@ def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-class _Stopping:
-    """A block that Ctrl-C asks to stop: `asked` is how often it came.
-
-    It raises `KeyboardInterrupt` only between `at_once` and `later`, and when it comes again. One
-    that is ignored outside stays ignored.
-    """
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self._raises = False
+class _Interrupts:
+    """A block that handles Ctrl-C itself, unless it is ignored outside or in another thread."""
 
     def __enter__(self) -> Self:
         self._before = signal.getsignal(signal.SIGINT)
         in_main = threading.current_thread() is threading.main_thread()
         self._here = in_main and self._before is not signal.SIG_IGN
-        if self._here:
-            signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._here:
             signal.signal(signal.SIGINT, self._before)
 
+
+class _Stopping(_Interrupts):
+    """A block that Ctrl-C asks to stop: `asked` counts it.
+
+    Ctrl-C raises `KeyboardInterrupt` only between `at_once` and `later`, and when it comes again.
+    """
+
+    def __enter__(self) -> Self:
+        self.asked = 0
+        self._raises = False
+        super().__enter__()
+        if self._here:
+            signal.signal(signal.SIGINT, self._handle)
+        return self
+
     def at_once(self) -> None:
-        """Raise from here on; at once if Ctrl-C has come before."""
+        """Raise from here on, and now if Ctrl-C has come before."""
         self._raises = True
         if self.asked:
             raise KeyboardInterrupt
@@ -393,29 +375,27 @@ class _Stopping:
             raise KeyboardInterrupt
 
 
-class _Leaving:
+class _Leaving(_Interrupts):
     """A block in which Ctrl-C ends the process at once, while a library is imported or compiles.
 
     `KeyboardInterrupt` would wait for the library, and some libraries abort when it comes out of a
-    callback of theirs. Where Ctrl-C is ignored outside, it stays ignored.
+    callback of theirs. A thread reads the signal from a pipe instead.
     """
 
-    def __enter__(self) -> None:
-        self._before = signal.getsignal(signal.SIGINT)
-        in_main = threading.current_thread() is threading.main_thread()
-        self._here = in_main and self._before is not signal.SIG_IGN
-        if not self._here:
-            return
-        reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
-        threading.Thread(target=_leave_when_told, args=(reader,), daemon=True).start()
-        self._told = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGINT, lambda *_: None)
+    def __enter__(self) -> Self:
+        super().__enter__()
+        if self._here:
+            reader, self._writer = os.pipe()
+            os.set_blocking(self._writer, False)
+            threading.Thread(target=_leave_when_told, args=(reader,), daemon=True).start()
+            self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            signal.signal(signal.SIGINT, lambda *_: None)
+        return self
 
     def __exit__(self, *_: object) -> None:
+        super().__exit__()
         if self._here:
-            signal.signal(signal.SIGINT, self._before)
-            signal.set_wakeup_fd(self._told)
+            signal.set_wakeup_fd(self._wakeup)
             os.close(self._writer)
 
 

@@ -21,6 +21,7 @@ from anydevice._machine.settings.files import (
 from anydevice._ops.trusted_kernels import kernels_file
 from anydevice._report.choice import because
 from anydevice.cli.main import NOT_DONE
+from anydevice.cli.options import add_switches
 from anydevice.cli.printing import Output, error_in_json
 from anydevice.errors import AnyDeviceError
 
@@ -34,10 +35,7 @@ Setting = tuple[str, str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Whether to show the steps of the choice too."""
-    parser.add_argument(
-        "--why", action="store_true", help="show every step by which the device is chosen"
-    )
+    add_switches(parser, why="show every step by which the device is chosen")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -96,7 +94,7 @@ def _looked_at() -> dict[str, object]:
 
 
 def _unknown() -> list[str]:
-    """Variables that look like ours and that nothing reads."""
+    """Return the variables that look like ours and that nothing reads."""
     ours = (name for name in os.environ if name.startswith("ANYDEVICE_"))
     return sorted(set(ours) - {*_VARIABLES, *_OF_LAUNCHED_PROCESSES})
 

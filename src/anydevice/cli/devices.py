@@ -22,7 +22,7 @@ _RUNTIMES = {"cuda": "CUDA", "rocm": "ROCm", "opencl": "OpenCL", "metal": "Metal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the list takes no arguments."""
+    del parser  # it takes no arguments
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

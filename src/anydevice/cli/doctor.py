@@ -14,25 +14,22 @@ from anydevice._machine.discovery.discover import discover
 from anydevice._machine.discovery.doctor import Examination, prepare
 from anydevice._machine.engines import registry
 from anydevice._report.diagnosis import Conclusion, Explanation, conclude
-from anydevice.cli.options import progress_on, seconds
+from anydevice.cli.options import add_options, progress_on, seconds
 from anydevice.cli.printing import Output, error_in_json, problem_of
 
 EXAMPLE = "anydevice doctor cuda:0 --engine torch"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the devices, the library and the time limit."""
     parser.add_argument(
         "devices", nargs="*", metavar="DEVICE", help='only these: "cuda", "cuda:1" or "gpu"'
     )
-    parser.add_argument("--engine", help="only this array library, such as torch")
-    parser.add_argument(
-        "--limit",
-        type=seconds,
-        default=120.0,
-        metavar="SECONDS",
-        help="how long one computation may take (120)",
+    add_options(
+        parser,
+        ("--engine", "ENGINE", str, "only this array library, such as torch"),
+        ("--limit", "SECONDS", seconds, "how long one computation may take (120)"),
     )
+    parser.set_defaults(limit=120.0)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

@@ -16,36 +16,22 @@ EXAMPLE = "anydevice launch -n 4 train.py --epochs 3"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-n",
-        "--processes",
-        type=partial(_at_least, 1),
-        default=1,
-        metavar="N",
-        help="how many processes; each gets torchrun's variables (default: 1)",
-    )
-    parser.add_argument(
-        "--restarts",
-        type=partial(_at_least, 0),
-        default=0,
-        metavar="N",
-        help="start all of them again, up to N times, where one fails: a training with save= and "
-        "resume=True goes on from its file (default: 0)",
-    )
-    parser.add_argument(
-        "--engine",
-        choices=TOGETHER,
-        help="the library that they compute with (default: one that the script imports, else the "
-        "first of these that is installed)",
-    )
+    restarts = "start all of them again, up to N times, where one fails: a training with save= and "
+    restarts += "resume=True goes on from its file (default: 0)"
+    engine = "the library that they compute with (default: one that the script imports, else the "
+    engine += "first of these that is installed)"
+    count = "how many processes; each gets torchrun's variables (default: 1)"
+    positive, natural = partial(_at_least, 1), partial(_at_least, 0)
+    parser.add_argument("-n", "--processes", metavar="N", type=positive, default=1, help=count)
+    parser.add_argument("--restarts", metavar="N", type=natural, default=0, help=restarts)
+    parser.add_argument("--engine", choices=TOGETHER, help=engine)
     parser.add_argument("--hosts", "--nnodes", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "script", type=_script, help="a Python file, which calls parallel.initialize()"
-    )
+    script = "a Python file, which calls parallel.initialize()"
+    parser.add_argument("script", type=_script, help=script)
     rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="…", help="what the script gets"
     )
-    rest.required = False  # it is called so otherwise where there is no script
+    rest.required = False  # else the error for a missing script names it too
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

@@ -1,5 +1,8 @@
 """The command line: parses the arguments, runs one command, and returns its exit code.
 
+The module of a command has an `EXAMPLE`, `add_arguments(parser)`, and `run(arguments, output)`,
+which prints and returns the exit code.
+
 Exit codes of every command: 0 success; 1 done, and the answer is no: something is wrong, slower,
 refuted or too large for memory; 2 not done: a wrong option, file, name or setting, or an output
 that cannot be written; 130 interrupted; 141 the reader of the output is gone. `prove` also has 3,
@@ -16,7 +19,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from errno import EDQUOT, EFBIG, EIO, ENOSPC
-from typing import Any, NoReturn, Protocol, TextIO
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NoReturn, TextIO
 
 import anydevice
 from anydevice.cli.printing import Output, complain, drop, error_in_json, fitted, output_on
@@ -61,18 +66,6 @@ _EXIT_CODES = """\
   141  the reader of its output is gone"""
 
 
-class Command(Protocol):
-    """The module of a command."""
-
-    EXAMPLE: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments of the command."""
-
-    def run(self, arguments: argparse.Namespace, output: Output) -> int:
-        """Run the command, print, and return the exit code."""
-
-
 class _Help(argparse.HelpFormatter):
     """A page of help whose texts keep their lines, and are broken between words alone."""
 
@@ -95,10 +88,10 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Raise for unknown arguments here, with the usage of the command, not of all commands."""
-        found, unknown = super().parse_known_args(args, namespace)
+        known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found, unknown
+        return known, unknown
 
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stdout).write(message)  # where argparse hides errors
@@ -129,7 +122,9 @@ def _run(words: list[str], output: Output) -> int:
     name = next((word for word in words if not word.startswith("-")), None)
     as_json = "--json" in words and name not in _WITHOUT_JSON
     try:
-        command = _load(name)
+        # Only the module of this command is imported; the others take longer than it runs.
+        module = name if name in COMMANDS else "overview"
+        command = import_module(f"anydevice.cli.{module}")
         parser = _parser(command, name)
         arguments = parser.parse_args(words)
         _check_names(arguments, words, parser)
@@ -138,7 +133,8 @@ def _run(words: list[str], output: Output) -> int:
         # With `--json FILE` the terminal is for people, errors too.
         as_json = arguments.json and getattr(arguments, "file", None) in (None, "-")
         with _warnings_in_a_line():
-            return command.run(arguments, output)
+            code: int = command.run(arguments, output)
+            return code
     except SystemExit as leaving:  # --help and --version
         return int(leaving.code or 0)
     except _UsageError as error:
@@ -154,69 +150,13 @@ def _check_names(
 ) -> None:
     """Raise for an empty name: commands would take it for a missing one, or for a folder."""
     options = {word.partition("=")[0] for word in words}
-    for name, given in vars(arguments).items():
-        if given == "" and name not in _MAY_BE_EMPTY:
+    for name, value in vars(arguments).items():
+        if value == "" and name not in _MAY_BE_EMPTY:
             option = f"--{name.rstrip('_').replace('_', '-')}"
-            said = option if option in options else name.upper()
-            parser.error(f"{said} is empty: give a name")
+            parser.error(f"{option if option in options else name.upper()} is empty: give a name")
 
 
-def _load(name: str | None) -> Command:
-    # Only the command that runs is imported: a list of devices need not wait for the others.
-    if name == "backends":
-        from anydevice.cli import backends
-
-        return backends
-    if name == "bench":
-        from anydevice.cli import bench
-
-        return bench
-    if name == "chat":
-        from anydevice.cli import chat
-
-        return chat
-    if name == "config":
-        from anydevice.cli import config
-
-        return config
-    if name == "devices":
-        from anydevice.cli import devices
-
-        return devices
-    if name == "doctor":
-        from anydevice.cli import doctor
-
-        return doctor
-    if name == "launch":
-        from anydevice.cli import launch
-
-        return launch
-    if name == "plan":
-        from anydevice.cli import plan
-
-        return plan
-    if name == "prefer":
-        from anydevice.cli import prefer
-
-        return prefer
-    if name == "prove":
-        from anydevice.cli import prove
-
-        return prove
-    if name == "verify":
-        from anydevice.cli import verify
-
-        return verify
-    if name == "watch":
-        from anydevice.cli import watch
-
-        return watch
-    from anydevice.cli import overview
-
-    return overview
-
-
-def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:
+def _parser(command: ModuleType, name: str | None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="anydevice",
         description=_DESCRIPTION,
@@ -246,7 +186,7 @@ def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:
 
 @contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
-    """A block whose warnings are printed as one plain line each, and each only once."""
+    """Print each warning of the block once, in one plain line."""
     said: set[str] = set()
 
     def show(message: Warning | str, *details: object, **more: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf, nan
 
@@ -18,6 +18,28 @@ _FILTERS = {
     "engine": "torch,jax",
     "dtype": "float32,bfloat16",
 }
+
+
+Option = tuple[str, str, Callable[[str], object], str]
+"""The name of an option, the word for its value in the help, its parser, and its help."""
+
+
+def add_options(parser: argparse._ActionsContainer, *options: Option) -> None:
+    """Add options that take one value.
+
+    >>> parser = argparse.ArgumentParser()
+    >>> add_options(parser, ("--context", "TOKENS", count, "of prompt and reply together"))
+    >>> parser.parse_args(["--context", "32k"]).context
+    32768
+    """
+    for name, metavar, kind, text in options:
+        parser.add_argument(name, metavar=metavar, type=kind, help=text)
+
+
+def add_switches(parser: argparse._ActionsContainer, **switches: str) -> None:
+    """Add options that take no value, each with its help."""
+    for name, text in switches.items():
+        parser.add_argument(f"--{name}", action="store_true", help=text)
 
 
 def add_filters(parser: argparse.ArgumentParser, *options: str) -> None:
@@ -39,23 +61,23 @@ def add_filters(parser: argparse.ArgumentParser, *options: str) -> None:
 
 
 def _names(text: str) -> list[str]:
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    if not found:
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
         raise argparse.ArgumentTypeError(f"{text!r} has no name in it")
-    return found
+    return names
 
 
 def add_removed_page(parser: argparse.ArgumentParser) -> None:
     """Add --html, which wrote pages before version 0.3, as an error that says so."""
-    parser.add_argument("--html", type=_removed_page, help=argparse.SUPPRESS)
 
+    def refuse(path: str) -> None:
+        raise argparse.ArgumentTypeError("removed in 0.3: use --json, or a notebook for plots")
 
-def _removed_page(path: str) -> None:
-    raise argparse.ArgumentTypeError("removed in 0.3: use --json, or a notebook for plots")
+    parser.add_argument("--html", type=refuse, help=argparse.SUPPRESS)
 
 
 def check_place(devices: Sequence[str] | None, engine: str | None) -> None:
-    """Raise `ConfigurationError`, with the option and the names, for what is no device or engine.
+    """Raise `ConfigurationError`, with the option and the known names, for an unknown name.
 
     >>> check_place(["cpu", "quantum"], "torch")
     Traceback (most recent call last):
@@ -71,7 +93,7 @@ the backends are cuda, rocm, metal, tpu, opencl, cpu
 
 
 def seconds(text: str, low: float = 0.0, high: float = inf) -> float:
-    """Return the number of seconds in the text, above 0 and within these limits.
+    """Return the number of seconds in the text, above 0 and from `low` to `high`.
 
     >>> seconds("0.5")
     0.5

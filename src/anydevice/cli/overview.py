@@ -20,7 +20,7 @@ NEXT = "Next: anydevice doctor, anydevice verify --quick, anydevice bench --quic
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the summary takes no arguments."""
+    del parser  # it takes no arguments
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

@@ -12,69 +12,56 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from anydevice._core.locks import started
+from anydevice._plan.cards import cluster_of
 from anydevice._plan.config import is_gguf_path, locate
-from anydevice._plan.placement import look_ahead
-from anydevice.cli.options import add_filters, add_removed_page, count
+from anydevice._plan.plan import Plan, look_ahead, plan_inference, plan_loading
+from anydevice.cli.options import add_filters, add_options, add_removed_page, add_switches, count
 from anydevice.cli.printing import Output
 from anydevice.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from anydevice._plan.plan import Plan
     from anydevice._plan.training_plan import TrainingPlan
 
 EXAMPLE = "anydevice plan meta-llama/Llama-3.1-8B --context 8192 --batch 4 --dtype bfloat16"
 
+_MODEL = (
+    "a config.json, its folder, a folder of safetensors, a GGUF file, "
+    "or the name of a model in the Hugging Face cache"
+)
+_CONTEXT = (
+    "tokens of prompt and answer together, such as 8192, 32k or 1m "
+    "(4096, or the model's longest where that is less; of a GGUF file 8192, as chat has it)"
+)
+_DTYPE = (
+    "of the weights, such as bfloat16, fp8 or int4 "
+    "(the model's own; of a GGUF file on a CPU float32, as chat has it)"
+)
+_CARDS = "cards that need not be here, such as 2xH100, 16xH100-80GB or 4x8xA100-40GB"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model, its options and the devices."""
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="a config.json, its folder, a folder of safetensors, a GGUF file, "
-        "or the name of a model in the Hugging Face cache",
-    )
-    parser.add_argument(
-        "--context",
-        type=count,
-        metavar="TOKENS",
-        help="tokens of prompt and answer together, such as 8192, 32k or 1m "
-        "(4096, or the model's longest where that is less; of a GGUF file 8192, as chat has it)",
-    )
-    parser.add_argument(
-        "--batch",
-        type=count,
-        metavar="COUNT",
-        help="sequences at a time (1), or of a training step on all cards",
-    )
-    parser.add_argument(
-        "--dtype",
-        metavar="DTYPE",
-        help="of the weights, such as bfloat16, fp8 or int4 (the model's own; of a GGUF file on a "
-        "CPU float32, as chat has it)",
-    )
-    parser.add_argument(
-        "--kv-dtype", metavar="DTYPE", help="of the key/value cache (that of the weights)"
+    parser.add_argument("model", metavar="MODEL", help=_MODEL)
+    batch = "sequences at a time (1), or of a training step on all cards"
+    add_options(
+        parser,
+        ("--context", "TOKENS", count, _CONTEXT),
+        ("--batch", "COUNT", count, batch),
+        ("--dtype", "DTYPE", str, _DTYPE),
+        ("--kv-dtype", "DTYPE", str, "of the key/value cache (that of the weights)"),
+        ("--on", "CARDS", str, _CARDS),
     )
     add_filters(parser, "device")
-    parser.add_argument(
-        "--on",
-        metavar="CARDS",
-        help="cards that need not be here, such as 2xH100, 16xH100-80GB or 4x8xA100-40GB",
-    )
     add_removed_page(parser)
-    _add_training(parser)
-
-
-def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
-    group.add_argument("--train", action="store_true", help="plan a training, on the cards of --on")
-    group.add_argument("--tokens", metavar="COUNT", help="tokens to train on, such as 2T or 300B")
-    group.add_argument("--strategy", metavar="NAME", help="replicate, shard_gradients or shard")
-    group.add_argument("--recompute", metavar="NAME", help="none, selective or full")
-    group.add_argument(
-        "--micro-batch", type=count, metavar="COUNT", help="sequences of a card at a time"
+    add_switches(group, train="plan a training, on the cards of --on")
+    add_options(
+        group,
+        ("--tokens", "COUNT", str, "tokens to train on, such as 2T or 300B"),
+        ("--strategy", "NAME", str, "replicate, shard_gradients or shard"),
+        ("--recompute", "NAME", str, "none, selective or full"),
+        ("--micro-batch", "COUNT", count, "sequences of a card at a time"),
+        ("--optimizer", "NAME", str, "such as adamw or sgd (adamw)"),
     )
-    group.add_argument("--optimizer", metavar="NAME", help="such as adamw or sgd (adamw)")
 
 
 _ONLY_TRAINING = ("tokens", "strategy", "recompute", "micro_batch", "optimizer")
@@ -116,17 +103,15 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _training(arguments: argparse.Namespace) -> tuple[TrainingPlan, Any]:
     from anydevice._plan.training_plan import plan_training
-    from anydevice._report.training_plan import training_lines
+    from anydevice._report.plan import training_lines
 
-    asked = {name: getattr(arguments, name) for name in (*_ONLY_TRAINING, "context", "batch")}
-    given = {name: value for name, value in asked.items() if value is not None}
-    return plan_training(arguments.model, arguments.on, **given), training_lines
+    names = (*_ONLY_TRAINING, "context", "batch")
+    options = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return plan_training(arguments.model, arguments.on, **options), training_lines
 
 
 def _inference(arguments: argparse.Namespace) -> tuple[Plan, Any]:
     with _looking_ahead() if not arguments.on else nullcontext():
-        from anydevice._plan.cards import cluster_of
-        from anydevice._plan.plan import plan_inference, plan_loading
         from anydevice._report.plan import plan_lines
 
         # On this machine llm.load runs a GGUF file; on other cards the program is unknown.
@@ -144,7 +129,7 @@ def _inference(arguments: argparse.Namespace) -> tuple[Plan, Any]:
 
 @contextmanager
 def _looking_ahead() -> Iterator[None]:
-    """Ask the drivers in a thread meanwhile: loading the planner takes about as long."""
+    """Discover the machine in a thread, while the model's files are read."""
     looking = Thread(target=look_ahead, name="anydevice plan")
     is_looking = started(looking)
     try:

@@ -10,6 +10,7 @@ from anydevice._machine.choose.scope import why
 from anydevice._machine.discovery.discover import discover
 from anydevice._machine.settings.preferences import prefer
 from anydevice._report.choice import because
+from anydevice.cli.options import add_options, add_switches
 from anydevice.cli.printing import Output
 from anydevice.errors import ConfigurationError
 
@@ -17,19 +18,13 @@ EXAMPLE = "anydevice prefer cuda --engine torch"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the device and the engine, or the option to forget both."""
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("device", nargs="?", metavar="DEVICE", help='"cuda", "cuda:1" or "gpu"')
-    which.add_argument("--clear", action="store_true", help="forget the preference")
-    parser.add_argument(
-        "--engine",
-        help="the array library to use it with, such as torch; left out, a saved one is forgotten",
-    )
-    parser.add_argument(
-        "--project",
-        action="store_true",
-        help="save it for this project: its anydevice.toml, here or above, is made if it has none",
-    )
+    add_switches(which, clear="forget the preference")
+    engine = "the array library to use it with, such as torch; left out, a saved one is forgotten"
+    add_options(parser, ("--engine", "ENGINE", str, engine))
+    project = "save it for this project: its anydevice.toml, here or above, is made if it has none"
+    add_switches(parser, project=project)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -60,19 +55,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     else:
         with_engine = f" with {arguments.engine}" if arguments.engine else ""
         output.say(f"Preferred from now on: {wish}{with_engine}, written to {file}")
-    if wish is not None:
-        _say_whether_usable(wish, met, output)
+    if wish is not None and met.device is not None:
+        output.say(f"{output.paint(USABLE, 'good')} {met.device} is usable now")
+    elif wish is not None:
+        output.say(f"{output.paint(UNUSABLE, 'bad')} {wish} is not usable now: {_reasons(met)}")
+        output.say("  It is passed over until it is.")
     if now.device is not None:
         output.say(f"Chosen: {now.device}, because {because(discover(), now)}")
     return 0
-
-
-def _say_whether_usable(wish: str, met: Choice, output: Output) -> None:
-    if met.device is not None:
-        output.say(f"{output.paint(USABLE, 'good')} {met.device} is usable now")
-        return
-    output.say(f"{output.paint(UNUSABLE, 'bad')} {wish} is not usable now: {_reasons(met)}")
-    output.say("  It is passed over until it is.")
 
 
 def _reasons(choice: Choice) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
-from anydevice.cli.options import add_removed_page, check_place, progress_on
+from anydevice.cli.options import add_options, add_removed_page, check_place, progress_on, seconds
 from anydevice.cli.printing import (
     Output,
     check_file,
@@ -28,12 +29,8 @@ _PARTS = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model, the property, the options of the search and the outputs."""
     parser.add_argument("model", metavar="MODEL", help="an ONNX file")
     parser.add_argument("property", metavar="PROPERTY", help="a VNN-LIB file, 1.0 or 2.0")
-    parser.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", help="after which it stays undecided"
-    )
     parser.add_argument(
         "--precision",
         choices=("float32", "real"),
@@ -41,19 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="float32: for every execution in float32, in any order (the default); "
         "real: in exact arithmetic",
     )
-    parser.add_argument("--certificate", metavar="FILE", help="write the proof there")
-    parser.add_argument(
-        "--check", metavar="FILE", help="check a certificate again, with NumPy alone"
-    )
-    parser.add_argument(
-        "--results",
-        metavar="FILE",
-        help="write the outcome as VNN-COMP wants it: sat, unsat, timeout, unknown or error; the "
-        "exit code is 0 whatever was found",
+    results = "write the outcome as VNN-COMP wants it: sat, unsat, timeout, unknown or error; the "
+    results += "exit code is 0 whatever was found"
+    add_options(
+        parser,
+        ("--timeout", "SECONDS", partial(seconds, high=1e9), "after which it stays undecided"),
+        ("--certificate", "FILE", str, "write the proof there"),
+        ("--check", "FILE", str, "check a certificate again, with NumPy alone"),
+        ("--results", "FILE", str, results),
+        ("--device", "DEVICE", str, "where to compute, such as cuda:0"),
+        ("--engine", "ENGINE", str, "with which library, such as torch"),
     )
     add_removed_page(parser)
-    parser.add_argument("--device", metavar="DEVICE", help="where to compute, such as cuda:0")
-    parser.add_argument("--engine", metavar="ENGINE", help="with which library, such as torch")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -74,9 +70,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 def _prove(arguments: argparse.Namespace, output: Output) -> int:
     check_file(arguments.certificate, *_read(arguments))
-    if arguments.device is not None or arguments.engine is not None:
-        named = None if arguments.device is None else [arguments.device]
-        check_place(named, arguments.engine)
+    check_place(None if arguments.device is None else [arguments.device], arguments.engine)
     from anydevice._proofs.prove import prove
 
     with progress_on(output, silent=arguments.json) as bar:
@@ -105,43 +99,43 @@ def _finish(result: Any, arguments: argparse.Namespace, output: Output) -> int:
     """Print the result, whether or not its files can be written; return the exit code."""
     from anydevice._proofs.outcome import outcome_data
 
-    found = outcome_data(result)
-    kind = found["result"]
+    outcome = outcome_data(result)
+    kind = outcome["result"]
     if kind == "counterexample":
-        found |= _conditions(arguments.property, found)
-    problems = _write_files(result, found, arguments)
+        outcome |= _conditions(arguments.property, outcome)
+    problems = _write_files(result, outcome, arguments)
     if arguments.json:
-        output.json(found | _problems_in_json(problems))
+        output.json(outcome | _problems_in_json(problems))
     else:
         style = {"proved": "good", "counterexample": "bad"}.get(kind, "strong")
-        output.say(f"{output.paint(kind, style)} {_words(found)}")
+        output.say(f"{output.paint(kind, style)} {_words(outcome)}")
         for problem in problems:
             output.complain(problem)
     return NOT_DONE if problems else _EXIT_CODES[kind]
 
 
-def _conditions(path: str, found: dict[str, Any]) -> dict[str, list[str]]:
+def _conditions(path: str, outcome: dict[str, Any]) -> dict[str, list[str]]:
     from anydevice._proofs.files import read_queries
     from anydevice._report.proof import violated_conditions
 
     try:
-        return {"violated": violated_conditions(read_queries(path), found["x"], found["y"])}
-    except AnyDeviceError:  # the file is another one by now: what was found stands
+        return {"violated": violated_conditions(read_queries(path), outcome["x"], outcome["y"])}
+    except AnyDeviceError:  # the file is another one by now: the outcome stands
         return {}
 
 
 def _write_files(
-    result: Any, found: dict[str, Any], arguments: argparse.Namespace
+    result: Any, outcome: dict[str, Any], arguments: argparse.Namespace
 ) -> list[AnyDeviceError]:
     """Write the requested files; return the errors of those that could not be written."""
 
     def certificate() -> None:
-        proved = found["result"] == "proved"
+        proved = outcome["result"] == "proved"
         saved = result.save(arguments.certificate) if proved else ()
-        found["certificate"] = [str(each) for each in saved]
+        outcome["certificate"] = [str(each) for each in saved]
 
     def results() -> None:
-        _write_result(arguments.results, _for_vnncomp(found))
+        _write_result(arguments.results, _for_vnncomp(outcome))
 
     wanted = {certificate: arguments.certificate, results: arguments.results}
     problems = [problem_of(write) for write, path in wanted.items() if path is not None]
@@ -154,26 +148,26 @@ def _problems_in_json(problems: Sequence[AnyDeviceError]) -> dict[str, object]:
     return error_in_json(problems[0]) | {"error": "; ".join(map(str, problems))}
 
 
-def _words(found: dict[str, Any]) -> str:
+def _words(outcome: dict[str, Any]) -> str:
     from anydevice._report.proof import counterexample_text, outcome_text
 
-    lines = [outcome_text(found)]
+    lines = [outcome_text(outcome)]
     why = "only a proof has one"
-    if found["result"] == "counterexample":
-        lines += counterexample_text(found)
+    if outcome["result"] == "counterexample":
+        lines += counterexample_text(outcome)
         why = "a counterexample has none; x and y show it"
-    if "certificate" in found:
-        lines += [f"certificate  {each}" for each in found["certificate"] or [f"none: {why}"]]
+    if "certificate" in outcome:
+        lines += [f"certificate  {each}" for each in outcome["certificate"] or [f"none: {why}"]]
     return "\n  ".join(lines)
 
 
-def _for_vnncomp(found: dict[str, Any]) -> str:
-    if found["result"] == "proved":
+def _for_vnncomp(outcome: dict[str, Any]) -> str:
+    if outcome["result"] == "proved":
         return "unsat"
-    if found["result"] == "undecided":
-        return "timeout" if found["reason"] == "time" else "unknown"
-    pairs = [f"(X_{k} {value!r})" for k, value in enumerate(found["x"])]
-    pairs += [f"(Y_{k} {value!r})" for k, value in enumerate(found["y"])]
+    if outcome["result"] == "undecided":
+        return "timeout" if outcome["reason"] == "time" else "unknown"
+    pairs = [f"(X_{k} {value!r})" for k, value in enumerate(outcome["x"])]
+    pairs += [f"(Y_{k} {value!r})" for k, value in enumerate(outcome["y"])]
     return "sat\n(" + "\n".join(pairs) + ")"
 
 
@@ -212,13 +206,3 @@ def _check(arguments: argparse.Namespace, output: Output) -> int:
     if problem:
         return NOT_DONE
     return ANSWER_IS_NO if refused else _PROVED
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
-    return seconds

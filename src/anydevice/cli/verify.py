@@ -20,7 +20,7 @@ from anydevice._check.verdicts import (
 from anydevice._check.verify import verify
 from anydevice._core.text import ABSENT, UNUSABLE, USABLE
 from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
-from anydevice.cli.options import add_filters, progress_on
+from anydevice.cli.options import add_filters, add_switches, progress_on
 from anydevice.cli.printing import Output, complain
 
 EXAMPLE = "anydevice verify --op rmsnorm,softmax --engine torch --dtype bfloat16"
@@ -47,16 +47,12 @@ _MAX_NAMED = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the selection of cases, and whether to keep the verdicts."""
     add_filters(parser)
     how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--quick",
-        action="store_true",
-        help="one case of each op, one dtype of each kind, no gradients; a minute an engine",
-    )
-    how.add_argument(
-        "--save", action="store_true", help="let kernels that are right be used from now on"
+    add_switches(
+        how,
+        quick="one case of each op, one dtype of each kind, no gradients; a minute an engine",
+        save="let kernels that are right be used from now on",
     )
 
 
@@ -131,13 +127,12 @@ def show(verdicts: Verdicts, output: Output) -> None:
     partly = [cell for cell in verdicts.of("right") if cell.reason]
     _show_reasons("Right, but not every case is supported", partly, output)
     _show_reasons("Not reached", verdicts.of("not_reached"), output, named=len(TABLE))
-    counts = {
-        state: count
+    counts = ", ".join(
+        f"{count} {in_words(state)}"
         for state, count in verdicts.counts().items()
         if count or state in ("right", "wrong", "unsupported")
-    }
-    words = ", ".join(f"{count} {in_words(state)}" for state, count in counts.items())
-    output.say(f"{words}, in {verdicts.seconds:.1f} s.")
+    )
+    output.say(f"{counts}, in {verdicts.seconds:.1f} s.")
 
 
 def _show_reasons(

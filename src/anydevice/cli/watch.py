@@ -20,7 +20,7 @@ from anydevice._machine.discovery.discover import discover
 from anydevice._machine.discovery.doctor import prepare
 from anydevice._machine.hardware.readers import DeviceProcess, Readings, processes, readings
 from anydevice._machine.settings.preferences import check_wish
-from anydevice.cli.options import add_filters, seconds
+from anydevice.cli.options import add_filters, add_options, add_switches, seconds
 from anydevice.cli.printing import Output
 from anydevice.cli.terminal import Event, Screen, TerminalEvents, shows_live_views
 
@@ -41,15 +41,11 @@ _WIDTH_WITH_LOADS = 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the devices, the interval, and whether to print only once."""
     add_filters(parser, "device")
-    parser.add_argument(
-        "--interval",
-        metavar="SECONDS",
-        type=partial(seconds, low=0.05, high=3600.0),
-        help=f"from one look to the next ({_LIVE:g}; {_PIPED:g} when piped)",
-    )
-    parser.add_argument("--once", action="store_true", help="look once and end")
+    interval = f"from one look to the next ({_LIVE:g}; {_PIPED:g} when piped)"
+    limited = partial(seconds, low=0.05, high=3600.0)
+    add_options(parser, ("--interval", "SECONDS", limited, interval))
+    add_switches(parser, once="look once and end")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
