@@ -182,6 +182,15 @@ def run3(
         raise
 
 
+def run_primitive(primitive: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a primitive; errors of its library are explained, as by `explain`."""
+    try:
+        return primitive(*arguments)
+    except Exception as error:
+        explain(error, **_arguments_by_name(primitive, *arguments))
+        raise
+
+
 def explain(error: Exception, **arguments: Any) -> None:
     """Raise our error where that is what a library's error means; else return.
 
