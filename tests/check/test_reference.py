@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from anydevice._check import reference
-from anydevice._check.cases.attention import DYNAMIC, LLAMA3, LONGROPE, YARN
+from anydevice._check.cases.decoding import DYNAMIC, LLAMA3, LONGROPE, YARN
 from anydevice._check.reference import frequencies
 from anydevice.errors import ConfigurationError
 from tests.comparing import assert_same_bits

@@ -10,8 +10,8 @@ import pytest
 
 from anydevice import ops
 from anydevice._core.rope_scaling import freeze, frequencies, thaw
-from anydevice.errors import ConfigurationError
 from tests.comparing import SAME_PROGRAM, assert_close, assert_same_values
+from tests.refusals import refuses
 
 Array = np.ndarray[Any, Any]
 
@@ -267,8 +267,7 @@ def test_freezing_keeps_what_matters() -> None:
     ],
 )
 def test_a_scaling_that_cannot_be_followed_is_refused(scaling: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        ops.rope(np.ones((1, 1, 1, 4)), np.arange(1), scaling=scaling)
+    refuses(said, ops.rope, np.ones((1, 1, 1, 4)), np.arange(1), scaling=scaling)
 
 
 @pytest.mark.parametrize(
@@ -282,8 +281,7 @@ def test_a_scaling_that_cannot_be_followed_is_refused(scaling: dict[str, Any], s
     ],
 )
 def test_what_does_not_fit_is_named(x: Array, positions: Array, options: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        ops.rope(x, positions, **options)
+    refuses(said, ops.rope, x, positions, **options)
 
 
 def two_rotations(x: Any, positions: Any) -> Any:

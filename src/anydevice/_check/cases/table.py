@@ -27,7 +27,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from anydevice._check import budgets
-from anydevice._check.cases.attention import ATTENTION
 from anydevice._check.cases.axes import ALONG_AXES, of
 from anydevice._check.cases.case import (
     EVERYTHING,
@@ -43,6 +42,7 @@ from anydevice._check.cases.case import (
     call,
     per_element,
 )
+from anydevice._check.cases.decoding import ATTENTION
 from anydevice._check.cases.elementwise import ELEMENTWISE
 from anydevice._check.cases.layers import HIDDEN, LAYERS, VOCABULARY
 from anydevice._core.device import Device
@@ -80,7 +80,7 @@ def _with_long_ids(draw: Draw) -> Call:
 
 
 def _rows_twice(made: Call, result_bytes: int) -> int:
-    """Return the bytes: only the rows that are picked are read."""
+    """Count the bytes of the picked rows alone, read and written, and of the ids."""
     return 2 * result_bytes + int(made.arguments[1].nbytes)
 
 
@@ -145,10 +145,6 @@ def _take_along(shape: tuple[int, ...], axis: int, *indices: int, low: int = 0) 
     return lambda draw: call(draw.digits(*shape), draw.integers(low, high, *indices), axis)
 
 
-def _special_along(draw: Draw) -> Call:
-    return call(draw.special().reshape(3, 3), np.array([[2, 0], [1, 1], [5, 2]], np.int32))
-
-
 _TAKE_ALONG_AXIS = Row(
     "take_along_axis",
     (
@@ -165,7 +161,7 @@ _TAKE_ALONG_AXIS = Row(
         Case("places above 65,535", _take_along((3, 300007), -1, 3, 17), LARGE),
         Case("places above 65,535, of columns", _take_along((300007, 3), 0, 17, 3), LARGE),
         Case("a million", _take_along((517, 1031), -1, 517, 259), LARGE),
-        Case("nan, infinities and limits", _special_along, FLOATS),
+        Case("nan, infinities and limits", _special_at([[2, 0], [1, 1], [5, 2]]), FLOATS),
     ),
     EVERYTHING,
     signs=True,
@@ -498,17 +494,18 @@ def _states(count: int, shapes: tuple[tuple[int, ...], ...] = _SHAPES, **options
     return make
 
 
-def _without_change(made: Call, odd: Sequence[float]) -> Call:
-    """Set gradients and states to zero, and a few gradients to NaN or infinity."""
-    parameters, gradients, *states = made.arguments
-    zero_gradients = [array * 0 for array in gradients]
-    zero_gradients[1][: len(odd)] = odd
-    zeros = [s if not isinstance(s, list) else [array * 0 for array in s] for s in states]
-    return call(parameters, zero_gradients, *zeros, **made.options)
-
-
 def _unchanged_by(make: Make, odd: Sequence[float] = (np.nan, np.inf, -np.inf)) -> Make:
-    return lambda draw: _without_change(make(draw), odd)
+    """Set gradients and states to zero, and a few gradients to NaN or infinity."""
+
+    def drawn(draw: Draw) -> Call:
+        made = make(draw)
+        parameters, gradients, *states = made.arguments
+        zero_gradients = [array * 0 for array in gradients]
+        zero_gradients[1][: len(odd)] = odd
+        zeros = [s if not isinstance(s, list) else [array * 0 for array in s] for s in states]
+        return call(parameters, zero_gradients, *zeros, **made.options)
+
+    return drawn
 
 
 def _without_velocity(draw: Draw) -> Call:
