@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,6 @@ from anydevice._machine.engines import registry
 from anydevice._ops import dispatch
 from anydevice.errors import ConfigurationError, DeviceMismatchError, UnsupportedError
 from tests.refusals import refuses
-
-
-@pytest.fixture
-def nothing_met() -> Iterator[None]:
-    dispatch.forget()
-    yield
-    dispatch.forget()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,6 @@ import jax.numpy as jnp  # noqa: E402
 X = np.linspace(-2.0, 2.0, 12, dtype=np.float32).reshape(3, 4)
 CLOSE = rounding(np.float32, 20)
 """Sums of four, and an exponential or a logarithm."""
-
-
-@pytest.fixture
-def nothing_met() -> Iterator[None]:
-    dispatch.forget()
-    yield
-    dispatch.forget()
 
 
 def program_of(name: str, kind: type) -> Any:
