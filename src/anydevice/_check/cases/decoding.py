@@ -82,7 +82,7 @@ _LENGTHS = np.array([4096, 4097, 9, 131072], np.int32)
 
 
 def _of_lengths(scaling: Mapping[str, Any]) -> Make:
-    """Texts of which two are longer than the original context, all at near positions."""
+    """Draw four texts, two longer than the original context, all at near positions."""
 
     def make(draw: Draw) -> Call:
         positions = draw.integers(0, 300, 4, 5)
@@ -188,7 +188,7 @@ def _attend(
     sinks: float | None = None,
     **options: Any,
 ) -> Make:
-    """`sinks` is the middle of their range; `value_size` is that of values where it is another."""
+    """Draw a call of attention; `sinks` is their mean, `value_size` the default `size`."""
 
     def make(draw: Draw) -> Call:
         q = draw.normal(batch, heads, queries, size, spread=spread)
@@ -216,7 +216,7 @@ def _nothing_seen(draw: Draw) -> Call:
 
 
 def _hide_keys(make: Make, holding: float = nan) -> Make:
-    """Return the call with NaN in the keys and values that no query may see."""
+    """Put `holding` into the keys and values that no query may see."""
 
     def drawn(draw: Draw) -> Call:
         made = make(draw)
@@ -231,13 +231,13 @@ def _hide_keys(make: Make, holding: float = nan) -> Make:
 
 
 def _far_below(draw: Draw) -> Call:
-    """Scores of about -400 for all keys: without taking away the largest, no weight is left."""
+    """Draw scores of about -400: their exponentials are 0 unless the largest is subtracted."""
     q, k = draw.positive(1, 2, 5, 64), draw.positive(1, 2, 33, 64)
     return call(-8 * q, 8 * k, draw.normal(1, 2, 33, 64), scale=0.1)
 
 
 def _visible_nan(draw: Draw) -> Call:
-    """NaN in a key that the second text sees, and in values of the first.
+    """Put NaN into a key that the second text sees, and into values of the first.
 
     No infinities: products that split numbers in two, as GPUs do for float32, make NaN of them.
     """
@@ -248,7 +248,7 @@ def _visible_nan(draw: Draw) -> Call:
 
 
 def _with_sinks(*sinks: float, **options: Any) -> Make:
-    """The same call with just these sinks."""
+    """Draw a call with these sinks, one for each head."""
 
     def make(draw: Draw) -> Call:
         made = _attend(1, len(sinks), 1, 3, 9, 32, **options)(draw)
@@ -258,7 +258,7 @@ def _with_sinks(*sinks: float, **options: Any) -> Make:
 
 
 def _attention_operations(made: Call) -> int:
-    """Two products for each pair of a query and a key that it may see."""
+    """Count two products for each pair of a query and a visible key."""
     q, k, v = made.arguments
     queries, keys = q.shape[2], k.shape[2]
     pairs = queries * keys
@@ -268,7 +268,7 @@ def _attention_operations(made: Call) -> int:
 
 
 def _step(batch: int, keys: int) -> Make:
-    """One decoding step with a cache that is full."""
+    """Draw one decoding step with a full cache."""
     return _attend(batch, HEADS, KV_HEADS, 1, keys, SIZE, lengths=(keys,) * batch, causal=True)
 
 
@@ -292,6 +292,8 @@ _EXCLUDING = {
 }
 """Calls in which some keys are excluded from every query."""
 
+_EVERY_OPTION: dict[str, Any] = {"causal": True, "soft_cap": 4.0, "sinks": 0.5, "value_size": 24}
+
 _ATTENTION = Row(
     "attention",
     (
@@ -308,20 +310,7 @@ _ATTENTION = Row(
         ),
         Case(
             "one token with a long cache, all at once",
-            _attend(
-                2,
-                8,
-                2,
-                1,
-                2500,
-                32,
-                lengths=(1733, 40),
-                causal=True,
-                window=700,
-                soft_cap=4.0,
-                sinks=0.5,
-                value_size=24,
-            ),
+            _attend(2, 8, 2, 1, 2500, 32, lengths=(1733, 40), window=700, **_EVERY_OPTION),
             LARGE_KERNELS,
         ),
         Case("lengths without an order", _attend(2, 4, 2, 3, 9, 32, lengths=(4, 9))),
@@ -445,21 +434,7 @@ _ATTENTION = Row(
         Case("values of none", _attend(1, 2, 1, 3, 9, 16, value_size=0)),
         Case(
             "a soft cap, sinks and short values",
-            _attend(
-                2,
-                4,
-                2,
-                5,
-                33,
-                48,
-                lengths=(9, 30),
-                mask=(2, 33),
-                causal=True,
-                window=12,
-                soft_cap=4.0,
-                sinks=0.5,
-                value_size=24,
-            ),
+            _attend(2, 4, 2, 5, 33, 48, lengths=(9, 30), mask=(2, 33), window=12, **_EVERY_OPTION),
         ),
     ),
     budget=budgets.of_attention,
@@ -534,7 +509,7 @@ def _mix(
     chosen: Any = None,
     **options: Any,
 ) -> Make:
-    """`k` of `count` experts for each token; `chosen` are just those."""
+    """Draw `k` of `count` experts for each token, unless `chosen` names them."""
 
     def make(draw: Draw) -> Call:
         x = draw.normal(tokens, hidden, spread=spread)
@@ -553,7 +528,7 @@ def _mix(
 
 
 def _nan_of_its_own(draw: Draw) -> Call:
-    """NaN and infinity in one token, in one weight, and in the expert that one token chose."""
+    """Put NaN or infinity into two tokens, one weight, and the expert that one token chose."""
     x, gate_up, down, _, weights = _mix(9, 2, 5)(draw).arguments
     chosen = np.array([[0, 1]] * 7 + [[3, 2], [2, 0]], np.int32)
     x[1, 3], x[2, 0], weights[4, 1] = nan, inf, nan
@@ -578,13 +553,13 @@ def _nan_not_chosen(choices: Any, count: int) -> Make:
 
 
 def _expert_operations(made: Call) -> int:
-    """Three products of a vector for each choice."""
+    """Count three matrix-vector products for each choice."""
     _, _, down, chosen, _ = made.arguments
     return int(6 * np.prod(chosen.shape) * down.shape[1] * down.shape[2])
 
 
 def _expert_bytes(made: Call, result_bytes: int) -> int:
-    """Each expert that can be chosen is read once."""
+    """Count each expert that can be chosen as read once."""
     x, gate_up, down, chosen, weights = made.arguments
     used = min(int(np.prod(chosen.shape)), len(down))
     matrices = (gate_up.nbytes + down.nbytes) // len(down) * used

@@ -173,7 +173,10 @@ _TAKE_ALONG_AXIS = Row(
 )
 
 
-def _shape_row(op: str, gpu: Make, cpu: Make, gradient: Make, special: Make, **cases: Make) -> Row:
+def _shape_row(
+    op: str, timed: Callable[[int], Make], gradient: Make, special: Make, **cases: Make
+) -> Row:
+    """Describe an op that moves elements; `timed` draws a benchmark of a number of rows."""
     named = (
         Case(name.replace("_", " "), make, LARGE if "million" in name else None)
         for name, make in cases.items()
@@ -188,8 +191,8 @@ def _shape_row(op: str, gpu: Make, cpu: Make, gradient: Make, special: Make, **c
         EVERYTHING,
         signs=True,
         gradient=gradient,
-        gpu={"4,096 × 4096": gpu},
-        cpu={"512 × 4096": cpu},
+        gpu={"4,096 × 4096": timed(4096)},
+        cpu={"512 × 4096": timed(512)},
         operations=lambda made: 0,
     )
 
@@ -351,8 +354,7 @@ MANIPULATION: tuple[Row, ...] = (
     _TAKE_ALONG_AXIS,
     _shape_row(
         "reshape",
-        of((4096, HIDDEN), (HIDDEN, 32, 128)),
-        of((512, HIDDEN), (512, 32, 128)),
+        lambda rows: of((rows, HIDDEN), (rows, 32, 128)),
         of((3, 4), (2, 6)),
         _special((9,)),
         a_million=of((1031, 1033), (1033, 1031)),
@@ -364,8 +366,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "permute",
-        of((4096, HIDDEN), (1, 0)),
-        of((512, HIDDEN), (1, 0)),
+        lambda rows: of((rows, HIDDEN), (1, 0)),
         of((2, 3), (1, 0)),
         _special((1, 0)),
         a_million=of((1031, 1033), (1, 0)),
@@ -378,8 +379,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "concat",
-        _join((2048, HIDDEN), (2048, HIDDEN)),
-        _join((256, HIDDEN), (256, HIDDEN)),
+        lambda rows: _join((rows // 2, HIDDEN), (rows // 2, HIDDEN)),
         lambda draw: call([draw.normal(2, 3), draw.normal(1, 3)]),
         lambda draw: call([draw.special().reshape(3, 3), draw.normal(1, 3)]),
         a_million=_join((1031, 519), (1031, 514), axis=1),
@@ -393,8 +393,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "stack",
-        _join((2048, HIDDEN), (2048, HIDDEN)),
-        _join((256, HIDDEN), (256, HIDDEN)),
+        lambda rows: _join((rows // 2, HIDDEN), (rows // 2, HIDDEN)),
         lambda draw: call([draw.normal(2, 3), draw.normal(2, 3)], 1),
         lambda draw: call([draw.special(), draw.special()]),
         a_million=_join((1031, 517), (1031, 517), axis=1),
@@ -406,8 +405,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "split",
-        of((4096, HIDDEN), 4),
-        of((512, HIDDEN), 4),
+        lambda rows: of((rows, HIDDEN), 4),
         of((3, 6), 2, 1),
         _special(3),
         a_million=of((1031, 1034), 2, -1),
@@ -419,8 +417,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "pad",
-        of((4096, HIDDEN), ((0, 8), (8, 0))),
-        of((512, HIDDEN), ((0, 8), (8, 0))),
+        lambda rows: of((rows, HIDDEN), ((0, 8), (8, 0))),
         of((2, 3), ((1, 0), (0, 2))),
         lambda draw: call(draw.special(), ((2, 1),), np.nan),
         a_million=of((1031, 1033), ((3, 5), (7, 1))),
@@ -432,8 +429,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "slice_axis",
-        of((8192, HIDDEN), 0, 0, 4096),
-        of((1024, HIDDEN), 0, 0, 512),
+        lambda rows: of((2 * rows, HIDDEN), 0, 0, rows),
         of((3, 5), 1, 1, 4, 2),
         _special(0, 0, 3),
         a_million=of((1031, 1033), 1, 1, 1033, 3),
@@ -448,8 +444,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "flip",
-        of((4096, HIDDEN), 1),
-        of((512, HIDDEN), 1),
+        lambda rows: of((rows, HIDDEN), 1),
         of((3, 5), 1),
         _special((0,)),
         a_million=of((1031, 1033), 0),
@@ -461,8 +456,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "broadcast_to",
-        of((1, HIDDEN), (4096, HIDDEN)),
-        of((1, HIDDEN), (512, HIDDEN)),
+        lambda rows: of((1, HIDDEN), (rows, HIDDEN)),
         of((1, 3), (2, 3)),
         _special((2, 3, 3)),
         a_million=of((1031, 1), (1031, 1033)),
