@@ -51,7 +51,7 @@ class Difference(Record):
 
     @property
     def excess(self) -> float:
-        """The error as a multiple of what is allowed."""
+        """The error as a multiple of the allowed error."""
         return self.error / self.allowed if self.allowed else float("inf")
 
     def __str__(self) -> str:
@@ -132,15 +132,13 @@ def compare(
 def _excess(
     got: Array, want: Array, budget: Array | float, dtype: str, result: str
 ) -> tuple[Array, Array]:
-    """Return the error of each element in units of what is allowed, infinite where it is out of
-    place.
-    """
+    """Return each error as a multiple of the allowed one, infinite for a misplaced NaN or inf."""
     want = np.asarray(want, np.float64)
     allowed = _tolerance(want, budget, dtype, result)
     error = np.abs(got - want)
     excess = np.where(error == 0, 0.0, error / allowed)
     limit = LARGEST.get(result, np.inf)
-    # Beyond the largest number there is infinity; which of the two, an allowed error may decide.
+    # Near the largest number, an allowed error may decide between it and infinity.
     same_side = np.sign(got) == np.sign(want)
     may_overflow = np.abs(want) + allowed >= limit
     excess = np.where(np.isinf(got) & same_side & may_overflow, 0.0, excess)

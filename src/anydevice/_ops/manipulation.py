@@ -15,7 +15,7 @@ from anydevice._ops.arguments import (
     NUMBERS,
     axes_of,
     axis_of,
-    held,
+    fit_number,
     in_words,
     integer,
     is_finite,
@@ -357,8 +357,8 @@ def arange(
     exact = float not in map(type, bounds)
     count = max(0, -((first - last) // step) if exact else math.ceil((last - first) / step))
     ends = (first, first + (count - 1) * step) if count else ()
-    for number in (*ends, *(each for each in bounds if type(each) is float)):
-        held("arange", number, kind, "the array", "give another dtype")
+    for number in (*ends, *(bound for bound in bounds if type(bound) is float)):
+        fit_number("arange", number, kind, "the array", "give another dtype")
     return run_primitive(_count_from, xp, first, step, count, kind, like)
 
 
@@ -529,11 +529,11 @@ def _require_arrays(op: str, arrays: Sequence[Array]) -> None:
 def _sides_of(x: Array, widths: int | Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Return how many elements come before and after each axis."""
     count, one = len(x.shape), python_number(widths)
-    each = [(one, one)] * count if type(one) is int else one
-    if not isinstance(each, tuple | list) or not all(isinstance(x, tuple | list) for x in each):
+    pairs = [(one, one)] * count if type(one) is int else one
+    if not isinstance(pairs, tuple | list) or not all(isinstance(x, tuple | list) for x in pairs):
         rule = "widths must be an integer, or (before, after) for each axis"
         raise wrong("pad", f"{rule}, not {in_words(widths)}")
-    sides = tuple([pair_of("pad", "each of widths", pair, 0) for pair in each])
+    sides = tuple([pair_of("pad", "each of widths", pair, 0) for pair in pairs])
     if len(sides) != count:
         rule = f"widths must have one (before, after) for each axis and has {len(sides)}"
         raise wrong_shapes("pad", rule, x=x)
@@ -547,7 +547,7 @@ def _number_in(
     number: float = python_number(value)
     if type(number) not in NUMBERS:
         raise wrong(op, f"{name} must be a number, not {in_words(number)}")
-    return held(op, number, dtype, "the array", advice)
+    return fit_number(op, number, dtype, "the array", advice)
 
 
 def _kind_like(

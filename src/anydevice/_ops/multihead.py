@@ -250,7 +250,7 @@ def _weighted_values(
         full = (batch, kv_heads, groups, queries, 1)
         sinks = xp.reshape(xp.broadcast_to(sinks, full), (*together, 1))
         largest = xp.maximum(largest, sinks)
-    if visible is not None:  # where nothing is seen, -inf - -inf would be NaN
+    if visible is not None:  # without any visible key, -inf - -inf would be NaN
         largest = xp.where(xp.equal(largest, -math.inf), 0.0, largest)
     weights = xp.exp(xp.subtract(scores, largest))
     total = xp.sum(weights, -1, True)
@@ -263,8 +263,8 @@ def _weighted_values(
 
 
 def _within(xp: PrimitivesOf[ArrayT], lengths: ArrayT, keys: int) -> ArrayT:
-    """Lengths from 0 to the number of keys, as int32, which would not hold larger ones."""
-    if xp.dtype(lengths).bits < 32:  # which would not hold the number of keys
+    """Clip lengths to 0 … keys, as int32."""
+    if xp.dtype(lengths).bits < 32:  # too short for the number of keys
         lengths = xp.astype(lengths, INT32)
     return xp.astype(xp.maximum(xp.minimum(lengths, keys), 0), INT32)
 
@@ -272,9 +272,7 @@ def _within(xp: PrimitivesOf[ArrayT], lengths: ArrayT, keys: int) -> ArrayT:
 def _valid_keys(
     xp: PrimitivesOf[ArrayT], q: ArrayT, keys: int, mask: ArrayT | None, lengths: ArrayT | None
 ) -> ArrayT | None:
-    """Return the keys that lengths and mask leave to any query: (batch, kv heads, keys, 1), or 1
-    each.
-    """
+    """Return the keys that any query may see: (batch, kv heads, keys, 1), each axis maybe 1."""
     valid_keys: ArrayT | None = None
     if lengths is not None:
         valid = xp.reshape(_within(xp, lengths, keys), (q.shape[0], 1, 1, 1))
@@ -337,7 +335,7 @@ Key = tuple[str, str, Frozen, str]
 """Size, theta, scaling and length, with numbers as exact texts: see `freeze`."""
 
 _tables: dict[Key, tuple[Any, float]] = {}
-_kept = SimpleNamespace()
+_compiler_steps = SimpleNamespace()
 _names: dict[tuple[Key, str, bool], str] = {}
 
 
@@ -457,9 +455,7 @@ def _key(size: int, theta: float, scaling: Scaling | None, length: float | None)
 def _steps_by_length(
     xp: PrimitivesOf[ArrayT], short: ArrayT, key: Key, scaling: Scaling, length: ArrayT
 ) -> ArrayT:
-    """Return the steps for lengths on the device, () or (batch,): of each text, with axes to
-    broadcast.
-    """
+    """Return the steps for lengths on the device, () or (batch,), with axes to broadcast."""
     here = xp.reshape(xp.astype(length, FLOAT32), (-1, 1, 1, 1))
     if kind_of(scaling) == "longrope":
         longer = xp.less(original_length(scaling), here)
@@ -472,9 +468,7 @@ def _steps_by_length(
 
 
 def _table(key: Key) -> tuple[Any, float]:
-    """Return the frequencies as a NumPy array of float32, and the factor; computed once for each
-    key.
-    """
+    """Return the frequencies as a NumPy array of float32, and the factor, once for each key."""
     if key not in _tables:
         import numpy as np
 
@@ -490,24 +484,26 @@ def _table(key: Key) -> tuple[Any, float]:
 def _steps(key: Key, like: ArrayT) -> ArrayT:
     """Return the angle of each pair for one position, on the device of `like`."""
     name = _kept_for_compiler(key, like)
-    return getattr(_kept, name) if name else primitives(like).asarray(_table(key)[0], like)
+    return (
+        getattr(_compiler_steps, name) if name else primitives(like).asarray(_table(key)[0], like)
+    )
 
 
 def _kept_for_compiler(key: Key, like: Array) -> str:
-    """Return the name under which `_kept` has the steps, for PyTorch's compiler; else nothing.
+    """Return the name of the steps in `_compiler_steps` for PyTorch's compiler; else nothing.
 
-    It cannot look through the making of an array from NumPy's. It runs this instead and reads what
-    was made, so that the steps are already on the device when the compiled code is called. Anyone
-    else's arrays are not kept: some only stand for numbers, and must not outlive a call.
+    The compiler cannot trace how an array is made from NumPy's. It runs this function and reads the
+    steps that it made, so they are on the device when the compiled code is called. Others' arrays
+    are not kept: a traced one must not outlive its call.
     """
     if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch._dynamo."):
         return ""
     steps = primitives(like).asarray(_table(key)[0], like)
-    # What is made while no gradients are recorded cannot be used where they are.
+    # An array that was made in inference mode cannot be used where gradients are recorded.
     of = (key, str(steps.device), steps.is_inference())  # type: ignore[attr-defined]
     if of not in _names:
         _names[of] = f"steps_{len(_names)}"
-        setattr(_kept, _names[of], steps)
+        setattr(_compiler_steps, _names[of], steps)
     return _names[of]
 
 

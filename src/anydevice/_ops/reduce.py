@@ -433,8 +433,8 @@ def _logsumexp(x: ArrayT, axes: tuple[int, ...], keepdims: bool) -> ArrayT:
     if not axes:
         return x
     if 0 in x.shape:
-        kept = tuple([1 if at in axes else size for at, size in enumerate(x.shape)])
-        shape = kept if keepdims else _without(x, axes)
+        full = tuple([1 if at in axes else size for at, size in enumerate(x.shape)])
+        shape = full if keepdims else _without(x, axes)
         return xp.full(shape, -math.inf, dtype, x)
     largest = xp.max(y, axes, True)
     finite = xp.where(xp.less(xp.abs(largest), math.inf), largest, 0.0)

@@ -677,7 +677,7 @@ def _rotate_part(x: Array, positions: Array, config: LayerConfig) -> Array:
     result = x.copy()
     if config.rotated:
         steps, factor = reference.frequencies(config.rotated, config.theta, dict(config.scaling))
-        angles = np.float32(positions)[:, None, None] * np.float32(steps)  # as in `ops.rope`
+        angles = positions[:, None, None].astype(np.float32) * np.float32(steps)  # as `ops.rope`
         cosine, sine = np.cos(np.float64(angles)) * factor, np.sin(np.float64(angles)) * factor
         first, second = reference.halves(config.rotated, config.interleaved)
         left, right = (x[..., : config.rotated][..., half] for half in (first, second))
