@@ -89,8 +89,8 @@ def compare(
 ) -> Difference | None:
     """Return the largest error of `got`, of dtype `result`, of an op on `dtype`; `None` if right.
 
-    `wants` are the references of which any may be met, each of the shape of `got`. With `signs`,
-    zeros have to have theirs.
+    `wants` are references of the shape of `got`; each element must meet one of them. With `signs`,
+    the signs of zeros must agree too.
 
     >>> import numpy
     >>> compare(numpy.float32(1.5), [numpy.array(1.0)], 0.0, "float32", "float32").error

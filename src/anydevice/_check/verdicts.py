@@ -123,7 +123,7 @@ class Verdicts(Record):
         return hooks.render(self, "html")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain data, ready for JSON."""
+        """Return the verdicts as plain data, ready for JSON."""
         return {
             "right": bool(self),
             "quick": self.quick,

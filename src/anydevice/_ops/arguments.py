@@ -57,7 +57,7 @@ def wrong_shapes(op: str, rule: str, advice: str = "", /, **arrays: Array) -> Co
 
 
 def different_shapes(op: str, **two: Array) -> ConfigurationError:
-    """Return the error for two arrays that must have one shape: that of the first.
+    """Return the error for two arrays that must have the shape of the first.
 
     >>> import numpy
     >>> str(different_shapes("add", x=numpy.ones((2, 1)), y=numpy.ones(2)))
@@ -112,7 +112,7 @@ def python_number(x: Any) -> Any:
 
 
 def _scalar_kind(kind: type) -> str | None:
-    """Get the kind of number that NumPy scalars of this type are; `None` if it is another type."""
+    """Return the kind of a NumPy scalar type, such as int; `None` for any other type."""
     if not is_loaded("numpy"):
         return None
     import numpy
@@ -273,7 +273,7 @@ def _library(x: Array) -> str:
 
 
 def require_one_dtype(op: str, **arrays: Array) -> None:
-    """Refuse arrays whose library or dtype is not that of the first."""
+    """Refuse arrays of several libraries or dtypes."""
     (first, a), *others = arrays.items()
     for name, other in others:
         if type(other) is not type(a):
