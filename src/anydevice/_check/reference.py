@@ -231,7 +231,7 @@ def frequencies(
     """Return the angle by which each pair of a head turns per position, and a factor.
 
     The factor multiplies cosines and sines; it is 1 except for YaRN and LongRoPE. `scaling` is
-    spelled as the `rope_scaling` of a model's configuration. `length` counts the tokens of the text.
+    spelled as the `rope_scaling` of a model's configuration. `length` counts the tokens.
     """
     plain = np.array([theta ** (-2 * pair / size) for pair in range(size // 2)])
     scaling = scaling or {}
