@@ -432,7 +432,9 @@ def _experts(
     *,
     gate_up_bias: Array | None = None,
     down_bias: Array | None = None,
-    **options: Any,
+    activation: str = "swiglu",
+    alpha: float = 1.702,
+    limit: float = 7.0,
 ) -> Array:
     result = np.zeros(x.shape)
     inner = down.shape[2]
@@ -441,7 +443,7 @@ def _experts(
         if 0 <= expert < len(down):
             both = gate_up[expert] @ x[token]
             both = both if gate_up_bias is None else both + gate_up_bias[expert]
-            output = down[expert] @ gated(both[:inner], both[inner:], **options)
+            output = down[expert] @ gated(both[:inner], both[inner:], activation, alpha, limit)
             output = output if down_bias is None else output + down_bias[expert]
             result[token] += weights[token, place] * output
     return result

@@ -359,7 +359,7 @@ def _unordered_nan(descending: bool) -> Make:
 
 
 def _near_order(draw: Draw) -> Call:
-    """Draw one row that is sorted but for its ends, and one in reverse order."""
+    """Draw one row that is sorted except at its ends, and one in reverse order."""
     x = np.sort(draw.normal(2, 100003), -1)
     x[0, [0, -1]], x[1] = x[0, [-1, 0]], x[1, ::-1]
     return call(x)

@@ -723,13 +723,15 @@ def _layer(
     return make
 
 
-def _scaled(scaling: Mapping[str, Any], context: int) -> tuple[tuple[str, Any], ...]:
+def _scale_to(scaling: Mapping[str, Any], context: int) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted({**scaling, "original_max_position_embeddings": context}.items()))
 
 
 _PLAIN = LayerConfig(4, 2, 64, 1e-5, 64**-0.5, rotated=64)
-_BIASED = LayerConfig(8, 2, 64, 1e-6, 0.1, rotated=64, theta=500000.0, scaling=_scaled(LLAMA3, 64))
-_NORMED = LayerConfig(6, 3, 80, 1e-6, 80**-0.5, rotated=80, scaling=_scaled(YARN, 32))
+_BIASED = LayerConfig(
+    8, 2, 64, 1e-6, 0.1, rotated=64, theta=500000.0, scaling=_scale_to(LLAMA3, 64)
+)
+_NORMED = LayerConfig(6, 3, 80, 1e-6, 80**-0.5, rotated=80, scaling=_scale_to(YARN, 32))
 _HALF = LayerConfig(4, 1, 96, 1e-5, 96**-0.5, rotated=48, interleaved=True, factor=0.22)
 _RING = LayerConfig(4, 4, 128, 1e-5, 128**-0.5, rotated=128, ring=True)
 _WIDE = LayerConfig(16, 2, 128, 1e-5, 128**-0.5, rotated=128)
