@@ -77,6 +77,25 @@ def result(change: Callable[[Any], Any]) -> Op:
     return lambda right, *given, **how: change(right(*given, **how))
 
 
+def in_parts(count: int) -> Op:
+    """Runs of `count` elements along the axis are computed apart."""
+
+    def wrong(right: Op, x: Array, axis: int = -1, *how: Any, **named: Any) -> Array:
+        parts = np.split(x, range(count, x.shape[axis], count), axis)
+        return np.concatenate([right(part, axis, *how, **named) for part in parts], axis)
+
+    return wrong
+
+
+def long_rows(count: int, change: Callable[[Array], Array]) -> Op:
+    """Rows of more than `count` elements are changed before they are reduced."""
+
+    def wrong(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+        return right(change(x) if axis == -1 and x.shape[-1] > count else x, axis, keepdims)
+
+    return wrong
+
+
 def ends_at(count: int, by: Any = 0) -> Op:
     """The elements of the flat result beyond `count` are zero."""
     return result(lambda value: changed(value, slice(count, None), by))
@@ -293,11 +312,9 @@ mutant("leaky_relu", "the slope is rounded to 16 bits", "bfloat16")(
 mutant("gelu", "always by tanh")(lambda right, x, approximate=False: right(x, True))
 
 
-@mutant("swiglu", "gate and up are exchanged beyond 65,536 elements", short=True)
-def exchanged(right: Op, gate: Array, up: Array) -> Array:
-    return right(up, gate) if gate.size > 65_536 else right(gate, up)
-
-
+mutant("swiglu", "gate and up are exchanged beyond 65,536 elements", short=True)(
+    lambda right, gate, up: right(up, gate) if gate.size > 65_536 else right(gate, up)
+)
 mutant("swiglu", "rows above 65,535 are zero")(zero_at(np.s_[65_535:]))
 mutant("where", "what is not chosen is multiplied by zero")(
     lambda right, condition, a, b: (condition * a + ~condition * b).astype(
@@ -349,13 +366,9 @@ def first_for_middle(right: Op, x: Array, axis: Any = None, keepdims: bool = Fal
     return right(x, axis, keepdims)
 
 
-@mutant("sum max min", "of a million the last is left out")
-def without_the_last(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
-    if axis == -1 and x.shape[-1] > 100_000:
-        return right(x[..., :-1], axis, keepdims)
-    return right(x, axis, keepdims)
-
-
+mutant("sum max min", "of a million the last is left out")(
+    long_rows(100_000, lambda x: x[..., :-1])
+)
 mutant("mean max", "columns beyond 65,535 are zero")(ends_at(65_535))
 mutant("max", "begins at zero")(
     result(lambda x: np.where(np.isnan(x), x, np.maximum(x, 0)).astype(x.dtype))
@@ -365,13 +378,9 @@ mutant("min", "begins at the largest finite number", short=True)(
 )
 
 
-@mutant("max min", "NaN beyond 1,024 numbers is passed over")
-def nan_in_long_rows(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
-    if axis == -1 and x.shape[-1] > 1024:
-        x = np.where(np.isnan(x), x[..., :1] * 0, x)
-    return right(x, axis, keepdims)
-
-
+mutant("max min", "NaN beyond 1,024 numbers is passed over")(
+    long_rows(1024, lambda x: np.where(np.isnan(x), x[..., :1] * 0, x))
+)
 mutant("max", "integers are compared as float32", "int32")(
     lambda right, x, *how, **named: right(as_float(x), *how, **named).astype(np.int32)
 )
@@ -457,12 +466,7 @@ def norm_in_half(
     return np.sqrt(np.add.reduce(x * x, axes, np.float16, keepdims=keepdims))
 
 
-@mutant("cumulative_sum", "begins anew at 4,096", short=True)
-def begins_anew(right: Op, x: Array, axis: int = -1, include_initial: bool = False) -> Any:
-    if x.shape[axis] <= 4096:
-        return right(x, axis, include_initial)
-    parts = np.split(x, range(4096, x.shape[axis], 4096), axis)
-    return np.concatenate([right(each, axis) for each in parts], axis)
+mutant("cumulative_sum", "begins anew at 4,096", short=True)(in_parts(4096))
 
 
 @mutant("cumulative_sum", "in 16 bits", "float16")
@@ -513,10 +517,7 @@ mutant("sort", "NaN is last, also where they descend", short=True)(
 )
 
 
-@mutant("sort", "runs of 65,536 are not merged")
-def unmerged(right: Op, x: Array, axis: int = -1, descending: bool = False) -> Any:
-    parts = np.split(x, range(65536, x.shape[axis], 65536), axis)
-    return np.concatenate([right(each, axis, descending) for each in parts], axis)
+mutant("sort", "runs of 65,536 are not merged")(in_parts(65_536))
 
 
 @mutant("sort", "integers are compared as float32", "int32")
@@ -563,14 +564,9 @@ def softmax_in_half(right: Op, x: Array, axis: int = -1) -> Any:
     return powers / np.add.reduce(powers, axis=axis, dtype=np.float16, keepdims=True)
 
 
-@mutant("softmax log_softmax", "rows above 1,024 are those before")
-def rows_above(right: Op, x: Array, axis: int = -1) -> Any:
-    result = np.array(right(x, axis))
-    if result.ndim == 2 and axis == -1:
-        result[1024:] = result[:1]
-    return result
-
-
+mutant("softmax log_softmax", "rows above 1,024 are those before")(
+    repeated_at(np.s_[1024:], np.s_[:1], 2)
+)
 mutant("softmax log_softmax", "another axis from behind is the last")(
     lambda right, x, axis=-1: right(x, -1 if axis < 0 else axis)
 )
@@ -656,11 +652,9 @@ mutant("mean_squared_error", "of a million is 0.3 % too large")(
 )
 
 
-@mutant("mean_squared_error", "the last of a million is left out")
-def error_without_the_last(right: Op, x: Array, y: Array) -> Any:
-    if x.size < 900_000:
-        return right(x, y)
-    return right(x.reshape(-1)[:-1], y.reshape(-1)[:-1])
+mutant("mean_squared_error", "the last of a million is left out")(
+    lambda right, x, y: right(*(a.reshape(-1)[: -1 if a.size > 900_000 else None] for a in (x, y)))
+)
 
 
 # Products
@@ -760,13 +754,11 @@ mutant("rope", "heads above 32 are not turned")(kept_at(np.s_[:, 32:]))
 mutant("rope", "tokens above 1,024 are not turned")(kept_at(np.s_[:, :, 1024:]))
 
 
-@mutant("rope", "scaling is left out beyond position 8,192")
-def unscaled(right: Op, x: Array, positions: Array, **how: Any) -> Any:
-    if how.get("scaling") is not None and positions.max() > 10_000:
-        how = {**how, "scaling": None}
-    return right(x, positions, **how)
-
-
+mutant("rope", "scaling is left out beyond position 10,000")(
+    lambda right, x, positions, **how: right(
+        x, positions, **(how if positions.max(initial=0) <= 10_000 else {**how, "scaling": None})
+    )
+)
 mutant("rope", "theta ends at a million")(
     lambda right, x, positions, **how: right(
         x, positions, **{**how, "theta": min(how.get("theta", 1e4), 1e6)}
@@ -775,22 +767,16 @@ mutant("rope", "theta ends at a million")(
 mutant("rope", "short factors for every length", short=True)(always(length=1))
 
 
-@mutant("rope", "the length of the longest text counts for all")
-def longest_for_all(right: Op, x: Array, positions: Array, **how: Any) -> Any:
-    if isinstance(how.get("length"), np.ndarray):
-        how = {**how, "length": int(how["length"].max())}
-    return right(x, positions, **how)
-
-
+mutant("rope", "the length of the longest text counts for all")(
+    option("length", lambda length: int(np.max(length)))
+)
 mutant("rope", "a text of the original length is a long one")(option("length", lambda n: n + 1))
 mutant("rope", "positions say how long a text is")(always(length=None))
 
 
-@mutant("rope", "the factor of LongRoPE is left out")
-def without_factor(right: Op, x: Array, positions: Array, **how: Any) -> Any:
-    if (how.get("scaling") or {}).get("rope_type") == "longrope":
-        how = {**how, "scaling": {**how["scaling"], "attention_factor": 1.0}}
-    return right(x, positions, **how)
+mutant("rope", "the factor of LongRoPE is left out")(
+    option("scaling", lambda s: {**s, "attention_factor": 1.0} if "long_factor" in s else s)
+)
 
 
 def attended(q: Array, k: Array, v: Array, scale: Any, subtract: bool) -> Array:
@@ -828,12 +814,9 @@ mutant("attention", "texts above 32 are those before")(repeated_at(np.s_[32:], n
 mutant("attention", "a mask is true where nothing is seen")(option("mask", lambda mask: ~mask))
 
 
-@mutant("attention", "a mask beyond 256 keys is that of the first")
-def short_mask(right: Op, q: Array, k: Array, v: Array, mask: Any = None, **how: Any) -> Any:
-    if mask is not None and mask.shape[-1] > 256:
-        mask = np.array(mask)
-        mask[..., 256:] = True
-    return right(q, k, v, mask=mask, **how)
+mutant("attention", "a mask beyond 256 keys is true")(
+    option("mask", lambda mask: mask | (np.arange(mask.shape[-1]) >= 256))
+)
 
 
 @mutant("attention", "causal counts from the first key")
@@ -934,11 +917,9 @@ mutant("attention", "sinks are not subtracted from: they overflow or vanish")(
 mutant("attention", "sinks of NaN are passed over")(option("sinks", nan_as(-np.inf)))
 
 
-@mutant("attention", "the scale is that of the values' size")
-def scaled_by_values(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
-    if v.shape[-1] and how.get("scale") is None:
-        how = {**how, "scale": v.shape[-1] ** -0.5}
-    return right(q, k, v, **how)
+mutant("attention", "the scale is that of the values' size")(
+    lambda right, q, k, v, **how: right(q, k, v, **{"scale": max(v.shape[-1], 1) ** -0.5, **how})
+)
 
 
 @mutant("attention", "of long values, those beyond the size of a key are zero")
@@ -1136,12 +1117,9 @@ def cut_once(right: Op, x: Array, sections: Any, axis: int = 0) -> Any:
     return right(x, sections, axis)
 
 
-@mutant("pad", "before and after are exchanged", short=True)
-def exchanged_sides(right: Op, x: Array, widths: Any, value: float = 0) -> Any:
-    sides = widths if isinstance(widths, int) else [pair[::-1] for pair in widths]
-    return right(x, sides, value)
-
-
+mutant("pad", "before and after are exchanged", short=True)(
+    argument(1, lambda widths: widths if isinstance(widths, int) else [w[::-1] for w in widths])
+)
 mutant("pad", "always with zeros")(lambda right, x, widths, value=0: right(x, widths))
 mutant("one_hot", "negative indices count from the end", short=True)(
     lambda right, x, num_classes, dtype="float32": right(
@@ -1213,9 +1191,9 @@ def another_step(right: Op, x: Array, axis: int, start: int, stop: int, step: in
     return right(x, axis, start, min(stop, start + 2 * result.shape[axis]), 2)
 
 
-@mutant("astype", "to integers by rounding", short=True)
-def rounded(right: Op, x: Array, dtype: Any) -> Any:
-    return right(np.rint(x) if str(dtype).endswith("int32") else x, dtype)
+mutant("astype", "to integers by rounding", short=True)(
+    lambda right, x, dtype: right(np.rint(x) if str(dtype).endswith("int32") else x, dtype)
+)
 
 
 @mutant("astype", "to bfloat16 by cutting off")
@@ -1282,10 +1260,9 @@ mutant("update_sgd", "Nesterov without decay")(
 )
 
 
-@mutant("update_lion", "the sign of zero is one")
-def sign_of_zero(right: Op, p: Any, g: Any, m: Any, **how: Any) -> Any:
-    tiny = np.float32(1e-30)
-    return right(p, [np.where(x == 0, tiny, x) for x in g], m, **how)
+mutant("update_lion", "the sign of zero is one")(
+    argument(1, lambda gradients: [np.where(x == 0, np.float32(1e-30), x) for x in gradients])
+)
 
 
 class KernelMutant(NamedTuple):
@@ -1302,57 +1279,50 @@ class KernelMutant(NamedTuple):
 
 
 KERNEL_MUTANTS = [
-    KernelMutant("attention", "a key short of causal", "attention.cl", "last + 1);", "last);"),
-    KernelMutant("attention", "a mask is not read", "attention.cl", "(!mask[", "(false && !mask["),
-    KernelMutant("attention", "lengths end at 1,024", "attention.cl", "(long)keys)", "(long)1024)"),
-    KernelMutant(
-        "attention", "a window too wide", "attention.cl", "last + 1 - window", "last - window"
-    ),
-    KernelMutant("attention", "no rescaling", "attention.cl", "exp(most - score)", "1"),
-    KernelMutant("rope", "near positions", "rope.cl", "= position *", "= fmin(position, 1e4f) *"),
-    KernelMutant(
-        "rope", "turned back", "rope.cl", "first * cosine - second", "first * cosine + second"
-    ),
-    KernelMutant("softmax", "no largest", "rows.cl", "exp(PIECE - largest)", "exp(PIECE)"),
-    KernelMutant("softmax", "no rescaling", "rows.cl", "sum * exp(mine - top)", "sum"),
-    KernelMutant("rmsnorm", "another eps", "rows.cl", "sqrt(mean + eps)", "sqrt(mean + 9 * eps)"),
-    KernelMutant(
-        "rmsnorm",
-        "few columns",
-        "rows.cl",
-        "shared, lane) / columns;\n    const NUMBER scale = 1 / sqrt(mean",
-        "shared, lane) / min(columns, 65536);\n    const NUMBER scale = 1 / sqrt(mean",
-    ),
-    KernelMutant("layernorm", "no bias", "rows.cl", "if (HAS_BIAS)", "if (false)"),
-    KernelMutant(
-        "sum",
-        "the rest is left out",
-        "reduce.cl",
-        "for (; base < end; base += lanes)",
-        "for (; base < end - 1; base += lanes)",
-    ),
-    KernelMutant(
-        "argsort",
-        "equal ones change places",
-        "sort.cl",
-        "second ? !after(there, value)",
-        "second ? after(value, there)",
-    ),
-    KernelMutant(
-        "sort", "NaN is passed over", "sort.cl", "!is_nan(b) && (is_nan(a) || a > b)", "a > b"
-    ),
-    KernelMutant(
-        "sort",
-        "a run too short",
-        "sort.cl",
-        "min(other + width, count)",
-        "min(other + width, count - 1)",
-    ),
-    KernelMutant(
-        "prod", "begins at zero", "reduce.cl", "NUMBER total = NEUTRAL;", "NUMBER total = 0;"
-    ),
-    KernelMutant(
-        "max", "begins at zero", "reduce.cl", "NUMBER total = NEUTRAL;", "NUMBER total = 0;"
-    ),
+    KernelMutant(*row)
+    for row in (
+        ("attention", "a key short of causal", "attention.cl", "last + 1);", "last);"),
+        ("attention", "a mask is not read", "attention.cl", "(!mask[", "(false && !mask["),
+        ("attention", "lengths end at 1,024", "attention.cl", "(long)keys)", "(long)1024)"),
+        ("attention", "a window too wide", "attention.cl", "last + 1 - window", "last - window"),
+        ("attention", "no rescaling", "attention.cl", "exp(most - score)", "1"),
+        ("rope", "near positions", "rope.cl", "= position *", "= fmin(position, 1e4f) *"),
+        ("rope", "turned back", "rope.cl", "first * cosine - second", "first * cosine + second"),
+        ("softmax", "no largest", "rows.cl", "exp(PIECE - largest)", "exp(PIECE)"),
+        ("softmax", "no rescaling", "rows.cl", "sum * exp(mine - top)", "sum"),
+        ("rmsnorm", "another eps", "rows.cl", "sqrt(mean + eps)", "sqrt(mean + 9 * eps)"),
+        (
+            "rmsnorm",
+            "few columns",
+            "rows.cl",
+            "shared, lane) / columns;\n    const NUMBER scale = 1 / sqrt(mean",
+            "shared, lane) / min(columns, 65536);\n    const NUMBER scale = 1 / sqrt(mean",
+        ),
+        ("layernorm", "no bias", "rows.cl", "if (HAS_BIAS)", "if (false)"),
+        (
+            "sum",
+            "the rest is left out",
+            "reduce.cl",
+            "for (; base < end; base += lanes)",
+            "for (; base < end - 1; base += lanes)",
+        ),
+        (
+            "argsort",
+            "equal ones change places",
+            "sort.cl",
+            "second ? !after(there, value)",
+            "second ? after(value, there)",
+        ),
+        ("sort", "NaN is passed over", "sort.cl", "!is_nan(b) && (is_nan(a) || a > b)", "a > b"),
+        (
+            "sort",
+            "a run too short",
+            "sort.cl",
+            "min(other + width, count)",
+            "min(other + width, count - 1)",
+        ),
+        ("prod", "begins at zero", "reduce.cl", "NUMBER total = NEUTRAL;", "NUMBER total = 0;"),
+        ("max", "begins at zero", "reduce.cl", "NUMBER total = NEUTRAL;", "NUMBER total = 0;"),
+    )
 ]
 """Changes of the text of our OpenCL kernels, of those that a CPU runs."""

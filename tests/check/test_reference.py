@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional
 
 from anydevice._check import reference
-from anydevice._check.cases.attention import DYNAMIC, LLAMA3, LONGROPE, YARN
+from anydevice._check.cases.decoding import DYNAMIC, LLAMA3, LONGROPE, YARN
 from anydevice._check.reference import frequencies
-from anydevice.errors import ConfigurationError
 from tests.comparing import assert_same_bits
+from tests.refusals import refuses
 
 Array = Any
 RANDOM = np.random.default_rng(0)
@@ -127,7 +127,9 @@ def test_a_mask_for_padding_is_one_for_every_head_and_query() -> None:
         None,
         {"rope_type": "linear", "factor": 4.0},
         LLAMA3,
+        {**LLAMA3, "factor": 32},
         YARN,
+        {**YARN, "factor": 1.0},
         {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.3},
         {**YARN, "attention_factor": 1.25, "truncate": False},
         {**YARN, "original_max_position_embeddings": 8},
@@ -192,11 +194,8 @@ def test_losses() -> None:
 def test_what_is_out_of_range() -> None:
     weight = drawn(3, 2)
     rows = reference.call("embedding", weight, np.array([2, 3, -1]))
-    assert_same_bits(
-        rows,
-        np.array([weight[2], [np.nan] * 2, [np.nan] * 2]),
-        because="only picked",
-    )
+    wanted = np.array([weight[2], [np.nan] * 2, [np.nan] * 2])
+    assert_same_bits(rows, wanted, because="only picked")
     whole = reference.call("take", np.array([[5, 6]]), np.array([1, 2, -1]), 1)
     assert whole.tolist() == [[6, 0, 0]]
     assert np.isnan(reference.call("take", np.zeros((0, 2)), np.array([0]))).all()
@@ -209,11 +208,7 @@ def test_what_is_out_of_range() -> None:
 def test_the_largest_with_nan_first() -> None:
     x = np.array([[1.0, np.nan, 3.0, -np.inf], [2.0, 2.0, 1.0, 0.0]])
     values, places = reference.call("top_k", x, 3)
-    assert_same_bits(
-        values,
-        np.array([[np.nan, 3, 1], [2, 2, 1]]),
-        because="only picked",
-    )
+    assert_same_bits(values, np.array([[np.nan, 3, 1], [2, 2, 1]]), because="only picked")
     assert places.tolist() == [[1, 2, 0], [0, 1, 2]]
 
 
@@ -226,20 +221,12 @@ def test_conversions() -> None:
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_descent_with_momentum(nesterov: bool) -> None:
-    options = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": nesterov}
-    theirs, moved, gradient = stepped(torch.optim.SGD, **options)
+    options: Any = {"momentum": 0.9, "nesterov": nesterov}
+    theirs, moved, gradient = stepped(torch.optim.SGD, weight_decay=0.1, **options)
+    options |= {"rate": 0.1, "decay": 0.1}
     ours, velocity = [moved], [np.zeros(5)]
     for _ in range(3):
-        ours, velocity = reference.call(
-            "update_sgd",
-            ours,
-            [gradient],
-            velocity,
-            rate=0.1,
-            momentum=0.9,
-            decay=0.1,
-            nesterov=nesterov,
-        )
+        ours, velocity = reference.call("update_sgd", ours, [gradient], velocity, **options)
     np.testing.assert_allclose(ours[0], theirs, rtol=1e-12)
 
 
@@ -256,19 +243,11 @@ def test_descent_without_momentum() -> None:
 def test_adam(decoupled: bool) -> None:
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
     theirs, moved, gradient = stepped(kind, weight_decay=0.1)
+    options = {"rate": 0.1, "decay": 0.1}
     ours, means, squares = [moved], [np.zeros(5)], [np.zeros(5)]
     for step in (1, 2, 3):
-        ours, means, squares = reference.call(
-            "update_adam",
-            ours,
-            [gradient],
-            means,
-            squares,
-            step,
-            rate=0.1,
-            decay=0.1,
-            decoupled=decoupled,
-        )
+        given = (ours, [gradient], means, squares, step)
+        ours, means, squares = reference.call("update_adam", *given, decoupled=decoupled, **options)
     np.testing.assert_allclose(ours[0], theirs, rtol=1e-10)
 
 
@@ -292,5 +271,4 @@ def stepped(kind: Any, **options: Any) -> tuple[Array, Array, Array]:
 
 
 def test_a_name_that_no_op_has() -> None:
-    with pytest.raises(ConfigurationError, match="there is no op 'dance'; the ops are abs, add"):
-        reference.call("dance")
+    refuses("there is no op 'dance'; the ops are abs, add", reference.call, "dance")

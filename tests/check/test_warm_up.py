@@ -15,7 +15,8 @@ from anydevice._engines import trust
 from anydevice._machine.discovery.discover import discover
 from anydevice._machine.engines import registry
 from anydevice._ops import trusted_kernels
-from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.errors import AnyDeviceError
+from tests.refusals import refuses
 
 CARD = "opencl:0"
 
@@ -66,8 +67,7 @@ def test_only_what_is_not_trusted_yet_is_checked() -> None:
 def test_without_kernels_there_is_nothing_to_do() -> None:
     kept = warm_up("cpu")
     assert (kept.trusted, kept.refused) == ((), ())
-    with pytest.raises(ConfigurationError, match="float31"):
-        warm_up("cpu", dtypes=["float31"])
+    refuses("float31", warm_up, "cpu", dtypes=["float31"])
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -14,3 +16,11 @@ def either_version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     dispatch.primitives(np.ones(1))
     if request.param == "by definition":
         monkeypatch.setitem(dispatch._fused, "numpy", {})
+
+
+@pytest.fixture
+def nothing_met() -> Iterator[None]:
+    """No type of array has been met yet."""
+    dispatch.forget()
+    yield
+    dispatch.forget()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -11,96 +10,55 @@ import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.errors import ConfigurationError
-from tests.comparing import EXACT, assert_close, assert_same_values
+from tests.comparing import EXACT, assert_same_values
+from tests.refusals import refuses
 
 Array = np.ndarray[Any, Any]
 
-ONE: dict[str, Callable[[Any], Any]] = {
-    "negative": np.negative,
-    "abs": np.abs,
-    "sign": np.sign,
-    "floor": np.floor,
-    "exp": np.exp,
-    "log": np.log,
-    "sqrt": np.sqrt,
-    "rsqrt": lambda x: x**-0.5,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tanh": np.tanh,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "erf": np.vectorize(math.erf),
-    "isnan": np.isnan,
-}
-TWO: dict[str, Callable[[Any, Any], Any]] = {
-    "add": np.add,
-    "subtract": np.subtract,
-    "multiply": np.multiply,
-    "divide": np.divide,
-    "power": np.power,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "equal": np.equal,
-    "less": np.less,
-    "less_equal": np.less_equal,
-}
+TWO = ["add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "equal", "less"]
+TWO += ["less_equal"]
 FLOATING_ONLY = ["exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "erf", "isnan"]
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 4)], ids=str)
-@pytest.mark.parametrize("name", ONE)
-def test_one_array(name: str, shape: tuple[int, ...]) -> None:
-    x = np.random.default_rng(0).random(shape) * 3 + 0.1
-    x = np.asarray(x)
-    result = getattr(ops, name)(x)
-    assert result.shape == shape
-    if x.size:
-        np.testing.assert_allclose(result, ONE[name](x), rtol=1e-14)
-
-
-@pytest.mark.parametrize("name", TWO)
-def test_two_arrays_broadcast(name: str) -> None:
-    rng = np.random.default_rng(1)
-    a, b = rng.integers(1, 4, (3, 1, 2)).astype(float), rng.integers(1, 4, (4, 2)).astype(float)
-    np.testing.assert_allclose(getattr(ops, name)(a, b), TWO[name](a, b))
-    np.testing.assert_allclose(getattr(ops, name)(a, 2), TWO[name](a, 2))
-    assert getattr(ops, name)(a[:0], b).shape == (0, 4, 2)
 
 
 @pytest.mark.parametrize("name", TWO)
 def test_two_arrays_must_fit(name: str) -> None:
     op = getattr(ops, name)
-    with pytest.raises(ConfigurationError, match=rf"^{name}: .*a is \(2, 3\), b is \(2,\)"):
-        op(np.ones((2, 3)), np.ones(2))
-    with pytest.raises(ConfigurationError, match=f"^{name}: .*a is float64, b is float32; use ast"):
-        op(np.ones(2), np.ones(2, np.float32))
-    with pytest.raises(ConfigurationError, match="of type list"):
-        op(np.ones(2), [1, 2])
+    refuses(rf"^{name}: .*a is \(2, 3\), b is \(2,\)", op, np.ones((2, 3)), np.ones(2))
+    refuses(
+        f"^{name}: .*a is float64, b is float32; use ast", op, np.ones(2), np.ones(2, np.float32)
+    )
+    refuses("of type list", op, np.ones(2), [1, 2])
 
 
 def test_a_number_takes_over_the_type() -> None:
     half = np.ones(2, ml_dtypes.bfloat16)
     assert ops.add(half, 0.5).dtype == half.dtype
     assert ops.multiply(np.ones(2, np.int8), 2).dtype == np.int8
-    with pytest.raises(ConfigurationError, match=r"add: 0\.5 is not an integer, and a is int64"):
-        ops.add(np.arange(3), 0.5)
+    refuses(r"add: 0\.5 is not an integer, and a is int64", ops.add, np.arange(3), 0.5)
 
 
 def test_arrays_of_two_libraries_are_told_apart() -> None:
     import torch
 
-    with pytest.raises(ConfigurationError, match=r"^add: a is an array of NumPy and b one of PyT"):
-        ops.add(np.ones(2, np.float32), torch.ones(2))
-    with pytest.raises(ConfigurationError, match=r"^where: condition is an array of NumPy and a "):
-        ops.where(np.array([True]), torch.ones(1), torch.ones(1))
+    refuses(
+        r"^add: a is an array of NumPy and b one of PyT",
+        ops.add,
+        np.ones(2, np.float32),
+        torch.ones(2),
+    )
+    refuses(
+        r"^where: condition is an array of NumPy and a ",
+        ops.where,
+        np.array([True]),
+        torch.ones(1),
+        torch.ones(1),
+    )
 
 
 @pytest.mark.parametrize("name", FLOATING_ONLY)
 def test_integers_are_refused_where_the_result_would_not_be_whole(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"^{name}: this is an array of int64.*astype"):
-        getattr(ops, name)(np.arange(3))
-    with pytest.raises(ConfigurationError, match=r"^divide: "):
-        ops.divide(np.arange(3), np.arange(3))
+    refuses(f"^{name}: this is an array of int64.*astype", getattr(ops, name), np.arange(3))
+    refuses(r"^divide: ", ops.divide, np.arange(3), np.arange(3))
 
 
 @pytest.mark.parametrize("name", ["negative", "abs", "sign", "floor", "relu"])
@@ -115,10 +73,8 @@ def test_booleans() -> None:
     assert ops.logical_or(a, b).tolist() == [True, True, False]
     assert ops.logical_not(a).tolist() == [False, False, True]
     for op in (ops.logical_and, ops.logical_or):
-        with pytest.raises(ConfigurationError, match="booleans"):
-            op(np.ones(2), np.ones(2))
-    with pytest.raises(ConfigurationError, match="booleans"):
-        ops.logical_not(np.ones(2))
+        refuses("booleans", op, np.ones(2), np.ones(2))
+    refuses("booleans", ops.logical_not, np.ones(2))
 
 
 def test_where() -> None:
@@ -127,28 +83,22 @@ def test_where() -> None:
     assert ops.where(condition, a, b).tolist() == [[1, 2], [3, 4]]
     assert ops.where(condition, a, 0).tolist() == [[1, 2], [0, 0]]
     assert ops.where(condition, 0, b).tolist() == [[0, 0], [3, 4]]
-    with pytest.raises(ConfigurationError, match="1 and 2 are both numbers"):
-        ops.where(condition, 1, 2)
-    with pytest.raises(ConfigurationError, match=r"condition is \(3,\), a is \(2,\)"):
-        ops.where(np.array([True] * 3), a, b)
-    with pytest.raises(ConfigurationError, match="booleans"):
-        ops.where(a, a, b)
-    with pytest.raises(ConfigurationError, match="not an integer"):
-        ops.where(condition, np.arange(2), 0.5)
+    refuses("1 and 2 are both numbers", ops.where, condition, 1, 2)
+    refuses(r"condition is \(3,\), a is \(2,\)", ops.where, np.array([True] * 3), a, b)
+    refuses("booleans", ops.where, a, a, b)
+    refuses("not an integer", ops.where, condition, np.arange(2), 0.5)
 
 
 @pytest.mark.parametrize("name", TWO)
 def test_two_numbers_are_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"^{name}: 1 and 2.0 are both numbers; one of"):
-        getattr(ops, name)(1, np.float64(2))
+    refuses(f"^{name}: 1 and 2.0 are both numbers; one of", getattr(ops, name), 1, np.float64(2))
 
 
 def test_what_numpy_has_for_no_number_of_ours_is_refused() -> None:
     for odd in (np.datetime64("2020-01-01"), np.str_("text"), np.longdouble(1)):
-        with pytest.raises(
-            ConfigurationError, match=r"^add: b is not an array, but of type numpy\."
-        ):
-            ops.add(np.ones(2, np.float32), odd)
+        refuses(
+            r"^add: b is not an array, but of type numpy\.", ops.add, np.ones(2, np.float32), odd
+        )
 
 
 @pytest.mark.parametrize("first", [2.0, 3])
@@ -162,66 +112,11 @@ def test_the_compiler_of_torch_looks_through_a_number_that_comes_first(first: fl
 pytestmark = pytest.mark.usefixtures("either_version")
 
 
-def gelu(x: float) -> float:
-    return x * 0.5 * math.erfc(-x / math.sqrt(2))
-
-
-def approximate_gelu(x: float) -> float:
-    return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def silu(x: float) -> float:
-    return x / (1 + math.exp(-x))
-
-
-FORMULAS: dict[str, tuple[Callable[[Any], Any], Callable[[float], float]]] = {
-    "relu": (ops.relu, lambda x: max(x, 0.0)),
-    "silu": (ops.silu, silu),
-    "gelu": (ops.gelu, gelu),
-    "gelu, approximate": (lambda x: ops.gelu(x, approximate=True), approximate_gelu),
-    "swiglu": (lambda x: ops.swiglu(x, x), lambda x: silu(x) * x),
-}
-TYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
-
-
-@pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.__name__)
-@pytest.mark.parametrize("name", FORMULAS)
-def test_against_the_formula(name: str, dtype: Any) -> None:
-    op, formula = FORMULAS[name]
-    x = np.linspace(-8, 8, 161).reshape(7, 23).astype(dtype)
-    result = op(x)
-    exact = np.vectorize(formula)(x.astype(np.float64))
-    assert (result.dtype, result.shape) == (dtype, x.shape)
-    eps = float(ml_dtypes.finfo(dtype).eps)
-    np.testing.assert_allclose(result.astype(np.float64), exact, rtol=eps * 4, atol=8 * eps)
-
-
-@pytest.mark.parametrize("name", FORMULAS)
-def test_edges(name: str) -> None:
-    op, _ = FORMULAS[name]
-    assert op(np.ones((0, 4), np.float32)).shape == (0, 4)
-    assert op(np.array(0.0)).tolist() == 0
-    large = op(np.array([60.0, -60.0, math.inf, math.nan], np.float32))
-    assert large[0] in (60.0, 3600.0)
-    assert large[1] == pytest.approx(0, abs=1e-20)
-    assert large[2] == math.inf
-    assert math.isnan(large[3])
-
-
-def test_narrow_numbers_are_rounded_once() -> None:
-    gate, up = np.random.default_rng(0).normal(size=(2, 50, 64)).astype(ml_dtypes.bfloat16)
-    exact = ops.swiglu(gate.astype(np.float32), up.astype(np.float32))
-    assert_close(ops.swiglu(gate, up), exact.astype(ml_dtypes.bfloat16), terms=2)
-
-
 def test_what_does_not_fit_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"gate is \(2, 3\), up is \(3,\)"):
-        ops.swiglu(np.ones((2, 3)), np.ones(3))
-    with pytest.raises(ConfigurationError, match="same dtype"):
-        ops.swiglu(np.ones(3), np.ones(3, np.float32))
+    refuses(r"gate is \(2, 3\), up is \(3,\)", ops.swiglu, np.ones((2, 3)), np.ones(3))
+    refuses("same dtype", ops.swiglu, np.ones(3), np.ones(3, np.float32))
     for op in (ops.silu, ops.gelu):
-        with pytest.raises(ConfigurationError, match="floating-point numbers"):
-            op(np.arange(3))
+        refuses("floating-point numbers", op, np.arange(3))
 
 
 def test_rounding_is_to_even_on_either_way(either_version: None) -> None:
@@ -249,13 +144,10 @@ def test_limits() -> None:
         ),
         ({"min": "low"}, "clip: min is not an array, but of type str"),
     ]:
-        with pytest.raises(ConfigurationError, match=words):
-            ops.clip(x, **limits)
-    with pytest.raises(ConfigurationError, match="clip: this is an array of bool"):
-        ops.clip(np.array([True]), 0, 1)
+        refuses(words, ops.clip, x, **limits)
+    refuses("clip: this is an array of bool", ops.clip, np.array([True]), 0, 1)
 
 
 def test_a_slope_is_a_number() -> None:
     for slope in (math.nan, "steep", True, np.ones(2)):
-        with pytest.raises(ConfigurationError, match="leaky_relu: slope must be a finite number"):
-            ops.leaky_relu(np.ones(2), slope)
+        refuses("leaky_relu: slope must be a finite number", ops.leaky_relu, np.ones(2), slope)

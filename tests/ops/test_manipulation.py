@@ -12,8 +12,9 @@ import pytest
 
 from anydevice import ops
 from anydevice._core.dtypes import DTYPES
-from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.errors import UnsupportedError
 from tests.comparing import COPIED, assert_same_integers, assert_same_values
+from tests.refusals import refuses
 
 X = np.arange(24.0).reshape(2, 3, 4)
 
@@ -95,21 +96,6 @@ def test_a_cache_that_is_filled_token_by_token_gives_the_same_attention() -> Non
         np.testing.assert_allclose(step, whole[:, :, now], rtol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3)], ids=str)
-def test_cross_entropy(shape: tuple[int, ...], dtype: Any) -> None:
-    rng = np.random.default_rng(2)
-    logits = np.asarray(rng.normal(size=(*shape, 7)) * 3).astype(dtype)
-    targets = np.asarray(rng.integers(0, 7, shape))
-    result = ops.cross_entropy(logits, targets)
-    x = logits.astype(np.float64).reshape(-1, 7)
-    chances = np.exp(x) / np.exp(x).sum(1, keepdims=True)
-    expected = -np.log(chances[np.arange(len(x)), targets.ravel()]).mean()
-    assert result.dtype == (np.float64 if dtype == np.float64 else np.float32)
-    assert result.shape == ()
-    assert float(result) == pytest.approx(expected, rel=1e-5)
-
-
 def test_losses_at_the_edges() -> None:
     huge = np.array([[1e30, -1e30]], np.float32)
     assert ops.cross_entropy(huge, np.array([0])).tolist() == 0
@@ -169,8 +155,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_does_not_fit_is_named(name: str) -> None:
     call, said = WRONG[name]
-    with pytest.raises(ConfigurationError, match=said):
-        call()
+    refuses(said, call)
 
 
 def test_stack_and_split() -> None:
@@ -197,8 +182,7 @@ def test_stack_and_split() -> None:
         (lambda: ops.split(X, 0), "axis 0 must divide into 0 equal pieces"),
         (lambda: ops.split(X, 1.5), "sections must be an integer or a list of them, not 1.5"),
     ]:
-        with pytest.raises(ConfigurationError, match=words):
-            call()
+        refuses(words, call)
 
 
 def test_pad_and_flip(either_version: None) -> None:
@@ -214,14 +198,9 @@ def test_pad_and_flip(either_version: None) -> None:
         ((1, 1, 2), r"\(before, after\) for each axis, not a tuple"),  # NumPy's (1, 2)
         (0.5, r"widths must be an integer, or \(before, after\) for each axis, not 0.5"),
     ]:
-        with pytest.raises(ConfigurationError, match=words):
-            ops.pad(X, widths_)
-    with pytest.raises(
-        ConfigurationError, match=r"pad: 0.5 is not an integer, and the array is int64"
-    ):
-        ops.pad(np.arange(3), 1, 0.5)
-    with pytest.raises(ConfigurationError, match=r"-1 does not fit into uint8 .*; cast x"):
-        ops.pad(np.arange(3, dtype="uint8"), 1, -1)
+        refuses(words, ops.pad, X, widths_)
+    refuses(r"pad: 0.5 is not an integer, and the array is int64", ops.pad, np.arange(3), 1, 0.5)
+    refuses(r"-1 does not fit into uint8 .*; cast x", ops.pad, np.arange(3, dtype="uint8"), 1, -1)
 
 
 def test_new_arrays() -> None:
@@ -255,5 +234,4 @@ def test_new_arrays() -> None:
         (lambda: ops.one_hot(np.arange(3), -1), "num_classes must be 0 or more"),
         (lambda: ops.diff(X, n=-1), "diff: n must be 0 or more"),
     ]:
-        with pytest.raises(ConfigurationError, match=words):
-            call()
+        refuses(words, call)

@@ -1,9 +1,8 @@
-"""Mixtures of experts against a loop over every choice, on each way to compute them."""
+"""Mixtures of experts against the reference, on each way to compute them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 import anydevice
 from anydevice import ops
+from anydevice._check import reference
 from anydevice._machine.engines import registry
 from anydevice._ops import mixture
 from anydevice.errors import ConfigurationError
@@ -19,37 +19,11 @@ from tests.comparing import assert_same_values
 Array = np.ndarray[Any, Any]
 
 
-def naive(
-    x: Array, gate_up: Array, down: Array, chosen: Array, weights: Array, **options: Any
-) -> Array:
-    """Each choice by itself, from the sentences of the documentation."""
-    result = np.zeros(x.shape)
-    activation = ACTIVATIONS[options.get("activation", "swiglu")]
-    for token, choice in np.ndindex(chosen.shape):
-        e = chosen[token, choice]
-        if 0 <= e < len(down):
-            both = gate_up[e] @ x[token] + options.get("gate_up_bias", np.zeros(len(gate_up)))[e]
-            pairs = zip(*np.split(both, 2), strict=True)
-            between = np.array([activation(g, u, options) for g, u in pairs])
-            found = down[e] @ between + options.get("down_bias", np.zeros(len(down)))[e]
-            result[token] += weights[token, choice] * found
-    return result
+ACTIVATIONS = ("swiglu", "geglu", "geglu_tanh", "clipped_swiglu")
 
 
-def clipped(gate: float, up: float, options: dict[str, Any]) -> float:
-    limit, alpha = options.get("limit", 7.0), options.get("alpha", 1.702)
-    gate, up = min(gate, limit), min(max(up, -limit), limit)
-    return gate / (1 + math.exp(-alpha * gate)) * (up + 1)
-
-
-ACTIVATIONS: dict[str, Callable[[float, float, dict[str, Any]], float]] = {
-    "swiglu": lambda g, u, _: g / (1 + math.exp(-g)) * u,
-    "geglu": lambda g, u, _: 0.5 * g * (1 + math.erf(g / math.sqrt(2))) * u,
-    "geglu_tanh": lambda g, u, _: (
-        0.5 * g * (1 + math.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))) * u
-    ),
-    "clipped_swiglu": clipped,
-}
+def wanted(*arrays: Array, **options: Any) -> Array:
+    return reference.call("experts", *arrays, **options)
 
 
 def inputs(tokens: int = 7, k: int = 2, count: int = 4, hidden: int = 6, inner: int = 5) -> Any:
@@ -85,7 +59,7 @@ def test_it_is_the_sum_over_what_was_chosen(
     }
     for options in ({}, biases, {"alpha": 1.2, "limit": 0.5}):
         result = ops.experts(*given, activation=activation, **options)
-        want = naive(*given, activation=activation, **options)
+        want = wanted(*given, activation=activation, **options)
         np.testing.assert_allclose(result, want, rtol=1e-12, atol=1e-12)
 
 
@@ -104,7 +78,7 @@ def test_numbers_of_any_integer_dtype(kind: Any) -> None:
     x, gate_up, down, chosen, weights = inputs(9, 2, 4)
     chosen = np.abs(chosen).astype(kind)
     np.testing.assert_allclose(
-        ops.experts(x, gate_up, down, chosen, weights), naive(x, gate_up, down, chosen, weights)
+        ops.experts(x, gate_up, down, chosen, weights), wanted(x, gate_up, down, chosen, weights)
     )
 
 
@@ -119,7 +93,7 @@ def test_weights_of_another_dtype_keep_their_digits() -> None:
     weights = np.full(chosen.shape, 1 / 3)
     result = ops.experts(x, gate_up, down, chosen, weights)
     assert result.dtype == np.float32
-    np.testing.assert_allclose(result, naive(x, gate_up, down, chosen, weights), rtol=1e-4)
+    np.testing.assert_allclose(result, wanted(x, gate_up, down, chosen, weights), rtol=1e-4)
 
 
 @pytest.mark.parametrize(("tokens", "count"), [(1, 30), (6, 3)])
@@ -128,16 +102,21 @@ def test_pytorchs_compiler_looks_through_it(tokens: int, count: int) -> None:
     given = inputs(tokens, 2, count)
     compiled = torch.compile(ops.experts, backend="eager", fullgraph=True, dynamic=False)
     result = compiled(*map(torch.from_numpy, given))
-    np.testing.assert_allclose(result.numpy(), naive(*given), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(result.numpy(), wanted(*given), rtol=1e-10, atol=1e-12)
+
+
+def with_grouped_products() -> Any:
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        pytest.skip(f"PyTorch {torch.__version__} has no grouped product")
+    return torch
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("tokens", "k", "count"), [(7, 2, 4), (1, 3, 4), (3, 1, 1), (70, 2, 40)])
 def test_grouped_products_of_pytorch(tokens: int, k: int, count: int, activation: str) -> None:
     """The way on cards, which computes on a CPU too: rows, ends, and what is left out."""
-    torch = pytest.importorskip("torch")
-    if not hasattr(torch.nn.functional, "grouped_mm"):
-        pytest.skip(f"PyTorch {torch.__version__} has no grouped product")
+    torch = with_grouped_products()
     from anydevice._engines.torch.experts import in_order_of_experts
 
     given = inputs(tokens, k, count, 8, 16)
@@ -151,15 +130,13 @@ def test_grouped_products_of_pytorch(tokens: int, k: int, count: int, activation
         there = [None if a is None else torch.from_numpy(a) for a in arrays]
         placed: Any = [a if a is None or not a.is_floating_point() else a.float() for a in there]
         result = in_order_of_experts(*placed, activation, 1.2, 0.5)
-        np.testing.assert_allclose(result.numpy(), naive(*given, **options), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(result.numpy(), wanted(*given, **options), rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture
 def grouped(monkeypatch: pytest.MonkeyPatch) -> Any:
     """PyTorch, whose CPU counts as a card with a kernel for grouped products."""
-    torch = pytest.importorskip("torch")
-    if not hasattr(torch.nn.functional, "grouped_mm"):
-        pytest.skip(f"PyTorch {torch.__version__} has no grouped product")
+    torch = with_grouped_products()
     from anydevice._engines.torch import experts
 
     monkeypatch.setattr(experts, "_has_kernel", lambda device: True)
@@ -176,7 +153,7 @@ def test_grouped_products_take_what_the_op_takes(grouped: Any) -> None:
     exact: Any = [a.double().numpy() if a.is_floating_point() else a.numpy() for a in given]
     result = ops.experts(*given)
     assert result.dtype == grouped.bfloat16
-    np.testing.assert_allclose(result.float().numpy(), naive(*exact), rtol=0.05, atol=0.5)
+    np.testing.assert_allclose(result.float().numpy(), wanted(*exact), rtol=0.05, atol=0.5)
     with grouped.inference_mode():
         assert grouped.equal(ops.experts(*given), result)
     for kind in (grouped.int8, grouped.int16, grouped.int32):
@@ -272,7 +249,7 @@ def test_compiled_by_others_it_does_not_wait(library: str) -> None:
     for tokens, count in ((1, 8), (9, 3)):
         given = [a.astype("f" if a.dtype.kind == "f" else "i") for a in inputs(tokens, 2, count)]
         result = compile_(lambda *arrays: ops.experts(*arrays))(*map(place, given))
-        np.testing.assert_allclose(np.array(result), naive(*given), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(np.array(result), wanted(*given), rtol=1e-4, atol=1e-5)
 
 
 def test_of_many_experts_only_those_that_were_chosen_are_read() -> None:

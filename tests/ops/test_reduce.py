@@ -10,20 +10,24 @@ import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.errors import ConfigurationError
 from tests.comparing import COPIED, EXACT, assert_same_values
+from tests.refusals import refuses
 
 X = np.random.default_rng(0).normal(size=(2, 3, 4))
 AXES: list[Any] = [None, 0, -1, (0, 2), (-1, 1), [1]]
 
 
+@pytest.mark.usefixtures("either_version")
 @pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize("axis", AXES, ids=str)
-@pytest.mark.parametrize("name", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min", "prod", "any", "all", "var", "std"])
 def test_along_axes(name: str, axis: Any, keepdims: bool) -> None:
     over = tuple(axis) if isinstance(axis, list) else axis
-    expected = getattr(np, name)(X, axis=over, keepdims=keepdims)
-    np.testing.assert_allclose(getattr(ops, name)(X, axis, keepdims), expected, rtol=1e-13)
+    x = np.where(X > 0.5, X, 0) if name == "any" else X
+    expected = getattr(np, name)(x, axis=over, keepdims=keepdims)
+    result = getattr(ops, name)(x, axis, keepdims)
+    np.testing.assert_allclose(result, expected, rtol=1e-12)
+    assert result.dtype == expected.dtype
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "min"])
@@ -52,12 +56,8 @@ def test_of_nothing() -> None:
     assert np.isnan(ops.mean(empty, 1)).all()
     assert ops.max(empty, 0).shape == (0,)
     for op in (ops.max, ops.min, ops.argmax):
-        with pytest.raises(
-            ConfigurationError, match=r"axis 1 must have elements, but x is \(2, 0\)"
-        ):
-            op(empty, 1)
-    with pytest.raises(ConfigurationError, match="x must have elements"):
-        ops.max(empty)
+        refuses(r"axis 1 must have elements, but x is \(2, 0\)", op, empty, 1)
+    refuses("x must have elements", ops.max, empty)
 
 
 @pytest.mark.parametrize("k", [1, 2, 6])
@@ -71,23 +71,8 @@ def test_the_largest_come_first_and_equal_ones_in_order(k: int) -> None:
 
 
 def test_what_does_not_fit_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="axis -1"):
-        ops.top_k(np.array(1.0), 1)
-    with pytest.raises(ConfigurationError, match="there is none for complex128"):
-        ops.mean(X.astype(complex))
-
-
-@pytest.mark.usefixtures("either_version")
-@pytest.mark.parametrize("keepdims", [False, True])
-@pytest.mark.parametrize("axis", AXES, ids=str)
-@pytest.mark.parametrize("name", ["prod", "any", "all", "var", "std"])
-def test_more_along_axes(name: str, axis: Any, keepdims: bool) -> None:
-    over = tuple(axis) if isinstance(axis, list) else axis
-    x = np.where(X > 0.5, X, 0) if name == "any" else X
-    expected = getattr(np, name)(x, axis=over, keepdims=keepdims)
-    result = getattr(ops, name)(x, axis, keepdims)
-    np.testing.assert_allclose(result, expected, rtol=1e-12)
-    assert result.dtype == expected.dtype
+    refuses("axis -1", ops.top_k, np.array(1.0), 1)
+    refuses("there is none for complex128", ops.mean, X.astype(complex))
 
 
 def test_variances() -> None:
@@ -95,10 +80,8 @@ def test_variances() -> None:
     assert float(ops.var(np.array([1.0, 3.0]), correction=1)) == 2
     assert np.isnan(ops.var(np.array([1.0]), correction=1))
     assert float(ops.std(np.array([1.0, 3.0]), correction=5)) == math.inf
-    with pytest.raises(ConfigurationError, match="var: correction must be a finite number"):
-        ops.var(X, correction=math.inf)
-    with pytest.raises(ConfigurationError, match="std: there is none for complex64"):
-        ops.std(X.astype(np.complex64))
+    refuses("var: correction must be a finite number", ops.var, X, correction=math.inf)
+    refuses("std: there is none for complex64", ops.std, X.astype(np.complex64))
 
 
 def test_norms() -> None:
@@ -107,10 +90,10 @@ def test_norms() -> None:
         np.testing.assert_allclose(ops.vector_norm(X[0], 1, ord=order), expected, rtol=1e-12)
     assert ops.vector_norm(np.array(-3.0)).tolist() == 3
     assert ops.vector_norm(np.ones((2, 0)), 1).tolist() == [0, 0]
-    with pytest.raises(ConfigurationError, match="vector_norm: axis 1 must have elements"):
-        ops.vector_norm(np.ones((2, 0)), 1, ord=math.inf)
-    with pytest.raises(ConfigurationError, match="vector_norm: ord must be a number"):
-        ops.vector_norm(X, ord="fro")
+    refuses(
+        "vector_norm: axis 1 must have elements", ops.vector_norm, np.ones((2, 0)), 1, ord=math.inf
+    )
+    refuses("vector_norm: ord must be a number", ops.vector_norm, X, ord="fro")
 
 
 @pytest.mark.usefixtures("either_version")
@@ -139,5 +122,4 @@ def test_the_logarithm_of_a_sum() -> None:
     assert ops.logsumexp(np.ones((2, 0)), 1).tolist() == [-math.inf, -math.inf]
     assert ops.logsumexp(np.array([math.inf, 0.0])).tolist() == math.inf
     assert ops.logsumexp(np.array([-math.inf, -math.inf])).tolist() == -math.inf
-    with pytest.raises(ConfigurationError, match="logsumexp: this is an array of int64"):
-        ops.logsumexp(np.ones(2, int))
+    refuses("logsumexp: this is an array of int64", ops.logsumexp, np.ones(2, int))

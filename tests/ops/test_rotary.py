@@ -1,7 +1,8 @@
-"""Rotary positions against Hugging Face's Llama, and against rotations of complex numbers."""
+"""Rotary positions against the reference, transformers, and rotations of complex numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -9,22 +10,17 @@ import numpy as np
 import pytest
 
 from anydevice import ops
+from anydevice._check import reference
+from anydevice._check.cases.decoding import LLAMA3
 from anydevice._core.rope_scaling import freeze, frequencies, thaw
-from anydevice.errors import ConfigurationError
 from tests.comparing import SAME_PROGRAM, assert_close, assert_same_values
+from tests.refusals import refuses
 
 Array = np.ndarray[Any, Any]
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096}
 
-SCALINGS: dict[str, tuple[float, dict[str, Any] | None]] = {
+SCALINGS: dict[str, tuple[float, Mapping[str, Any] | None]] = {
     "none": (10000.0, None),
     "default": (500000.0, {"rope_type": "default"}),
     "linear": (10000.0, {"rope_type": "linear", "factor": 4.0}),
@@ -39,41 +35,20 @@ SCALINGS: dict[str, tuple[float, dict[str, Any] | None]] = {
 }
 
 
-def hugging_face(
-    x: Array, positions: Array, theta: float, scaling: dict[str, Any] | None
-) -> tuple[Array, Array]:
-    """What Llama makes of these, and the frequencies that it uses."""
-    import torch
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
-
-    config = LlamaConfig(
-        hidden_size=x.shape[1] * x.shape[3],
-        num_attention_heads=x.shape[1],
-        head_dim=x.shape[3],
-        max_position_embeddings=131072,
-        rope_parameters={"rope_type": "default", **(scaling or {}), "rope_theta": theta},
-    )
-    rotary = LlamaRotaryEmbedding(config)
-    given = torch.from_numpy(x)
-    cosine, sine = rotary(given, torch.from_numpy(np.atleast_2d(positions)))
-    turned, _ = apply_rotary_pos_emb(given, given, cosine, sine)
-    return turned.numpy(), rotary.inv_freq.numpy()
-
-
 @pytest.mark.parametrize("name", SCALINGS)
 def test_it_is_what_llama_does(name: str) -> None:
+    """As the reference does, which `tests/check/test_reference.py` compares with transformers."""
     theta, scaling = SCALINGS[name]
     x = np.random.default_rng(0).normal(size=(2, 3, 5, 64)).astype(np.float32)
     positions = np.array([[0, 1, 2, 3, 4], [7, 8, 100, 250, 400]])
-    expected, steps = hugging_face(x, positions, theta, scaling)
-    found, _ = frequencies(64, theta, scaling)
-    np.testing.assert_allclose(found, steps, rtol=3e-6)
+    steps, factor = frequencies(64, theta, scaling)
+    np.testing.assert_allclose(steps, reference.frequencies(64, theta, scaling)[0], rtol=1e-12)
+    assert factor == pytest.approx(reference.frequencies(64, theta, scaling)[1])
     result = ops.rope(x, positions, theta=theta, scaling=scaling)
+    expected = reference.call("rope", x, positions, theta=theta, scaling=scaling)
     assert result.dtype == np.float32
-    # Llama's frequencies are computed in float32, and the position multiplies their error.
-    np.testing.assert_allclose(result, expected, atol=2e-3, rtol=0)
-    np.testing.assert_allclose(result[0], expected[0], atol=3e-5, rtol=0)
+    np.testing.assert_allclose(result, expected, atol=2e-4, rtol=0)
+    np.testing.assert_allclose(result[0], expected[0], atol=3e-6, rtol=0)
 
 
 LONGROPE = {
@@ -267,8 +242,7 @@ def test_freezing_keeps_what_matters() -> None:
     ],
 )
 def test_a_scaling_that_cannot_be_followed_is_refused(scaling: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        ops.rope(np.ones((1, 1, 1, 4)), np.arange(1), scaling=scaling)
+    refuses(said, ops.rope, np.ones((1, 1, 1, 4)), np.arange(1), scaling=scaling)
 
 
 @pytest.mark.parametrize(
@@ -282,8 +256,7 @@ def test_a_scaling_that_cannot_be_followed_is_refused(scaling: dict[str, Any], s
     ],
 )
 def test_what_does_not_fit_is_named(x: Array, positions: Array, options: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        ops.rope(x, positions, **options)
+    refuses(said, ops.rope, x, positions, **options)
 
 
 def two_rotations(x: Any, positions: Any) -> Any:

@@ -22,7 +22,8 @@ from anydevice._engines import trust
 from anydevice._machine.discovery.discover import discover
 from anydevice._machine.engines import registry
 from anydevice._ops import trusted_kernels
-from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.errors import AnyDeviceError
+from tests.refusals import refuses
 
 CARD = "opencl:0"
 KEPT = ("kernel 7", "float32", CARD)
@@ -186,8 +187,7 @@ def test_a_file_that_cannot_be_written_is_said(
 
 
 def test_a_quick_run_is_too_little() -> None:
-    with pytest.raises(ConfigurationError, match="a quick run is not enough"):
-        save(Verdicts((cell(),), quick=True))
+    refuses("a quick run is not enough", save, Verdicts((cell(),), quick=True))
 
 
 def test_on_trial_only_these_are_used(one_card: list[str]) -> None:

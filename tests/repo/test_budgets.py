@@ -11,7 +11,7 @@ SOURCE = ROOT / "src" / "anydevice"
 BUDGETS = {
     "_arrays": 3_800,
     "_bench": 1_650,
-    "_check": 5_800,
+    "_check": 5_650,
     "_compile": 2_100,
     "_core": 5_700,
     "_engines": 12_300,
@@ -20,7 +20,7 @@ BUDGETS = {
     "_llm": 4_800,
     "_machine": 8_850,
     "_nn": 3_850,
-    "_ops": 5_000,
+    "_ops": 4_700,
     "_parallel": 2_350,
     "_plan": 6_150,
     "_proofs": 8_650,

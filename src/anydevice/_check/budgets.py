@@ -28,9 +28,9 @@ for bfloat16. Results that are lists or tuples have budgets of the same form.
 def growth(length: int) -> float:
     """Return the error, in units, of adding up `length` numbers in any order.
 
-    Roundings of either sign leave about a third of the square root. Where small numbers meet a
-    sum that is large already, they go one way: a part of the length comes on top, as far as rows
-    of like numbers are added up one by one. Pairwise sums stay far below.
+    Roundings of either sign leave about a third of the square root. Where small numbers are added
+    to a large sum, all round one way: a part of the length comes on top, up to 4096 numbers that
+    are added one by one. Pairwise sums stay far below.
 
     >>> growth(4096), growth(1_000_000)
     (392.0, 2264.0)
@@ -39,9 +39,9 @@ def growth(length: int) -> float:
 
 
 def one_by_one(length: int) -> float:
-    """Return the same for exponentials that are added up one by one.
+    """Return the error of adding up exponentials one by one.
 
-    A few outweigh the rest: those that come after the largest are rounded to its units.
+    A few outweigh the rest: numbers after the largest are rounded to its units.
 
     >>> one_by_one(4096)
     328.0
@@ -68,7 +68,7 @@ def relative(units: float, *, once: bool = False) -> Budget:
 
 
 def of_exponential(units: float, size: Callable[[Array], Array] = np.abs) -> Budget:
-    """Count a rounding of the exponent as much as the exponent is large, in units."""
+    """Scale the rounding of the exponent by the exponent's magnitude."""
 
     def budget(want: Array, coarse: float, x: Array, *others: Array) -> Array:
         return relative(units)(want, coarse) + 2 * size(x) * np.abs(want)
@@ -77,7 +77,7 @@ def of_exponential(units: float, size: Callable[[Array], Array] = np.abs) -> Bud
 
 
 def of_sigmoid(units: float) -> Budget:
-    """Return the same for what has `exp(-x)` below: for positive x, one is added to little."""
+    """Return the budget of a function that divides by `1 + exp(-x)`."""
     return of_exponential(units, lambda x: np.maximum(-x, 0))
 
 
@@ -91,7 +91,7 @@ def absolute(units: float) -> Budget:
 
 
 def of_gelu(want: Array, coarse: float, x: Array, approximate: bool = False) -> Array:
-    """Units of x: for negative ones, 1 + erf cancels, until nothing is left of it."""
+    """Allow units of x: where x is negative, 1 + erf cancels."""
     return 48 * np.where(np.abs(x) < 40, np.abs(x), np.abs(want))
 
 
@@ -106,7 +106,7 @@ def of_magnitudes(op: str, length: Callable[..., int]) -> Budget:
 
 
 def of_reduction(op: str) -> Budget:
-    """Return the same for sums and means, whose length follows from the size of the result."""
+    """Return the budget of a sum or mean, whose length follows from the size of the result."""
 
     def budget(want: Array, coarse: float, x: Array, **how: Any) -> Array:
         return growth(x.size // max(1, np.size(want))) * reference.call(op, np.abs(x), **how)
@@ -117,9 +117,9 @@ def of_reduction(op: str) -> Budget:
 def of_var(
     want: Array, coarse: float, x: Array, axis: Any = None, keepdims: bool = False, **how: Any
 ) -> Array:
-    """Taking away the mean leaves the roundings of numbers as large as it, times what is left.
+    """Subtracting the mean leaves roundings as large as those of the mean, times the difference.
 
-    Of squares some are much smaller than others, and are lost beside a sum of many.
+    Small squares are lost beside a large sum.
     """
     if not x.size:
         return np.zeros(np.shape(want))
@@ -131,13 +131,13 @@ def of_var(
 
 
 def of_std(want: Array, coarse: float, x: Array, **how: Any) -> Array:
-    """Half the part by which the variance may be off."""
+    """Allow half the relative error of the variance."""
     of_square = of_var(np.square(want), coarse, x, **how)
     return 4 * want + of_square / np.where(np.asarray(want) > 0, 2 * want, 1)
 
 
 def of_softmax(want: Array, coarse: float, x: Array, axis: int = -1) -> Array:
-    """Count a rounding of the exponent as much as the exponent is large."""
+    """Scale the rounding of the exponent by the exponent's magnitude."""
     if not x.size:
         return np.zeros(x.shape)
     below = np.abs(x - x.max(axis, keepdims=True))
@@ -152,7 +152,7 @@ def of_log_softmax(want: Array, coarse: float, x: Array, axis: int = -1) -> Arra
 
 
 def of_logsumexp(want: Array, coarse: float, x: Array, *how: Any, **named: Any) -> Array:
-    """Return the share of the sum, and the roundings of the maximum, taken away and added."""
+    """Allow the error of the sum, and the roundings of subtracting and adding the maximum."""
     length = one_by_one(x.size // max(1, np.size(want)))
     return length + 16 + 4 * np.where(np.isfinite(want), np.abs(want), 0)
 
@@ -174,7 +174,7 @@ def of_rmsnorm(want: Array, coarse: float, x: Array, weight: Array, eps: float =
 def of_layernorm(
     want: Array, coarse: float, x: Array, weight: Any, bias: Any, eps: float = 1e-5
 ) -> Array:
-    """Taking away the mean leaves the roundings of numbers as large as it."""
+    """Subtracting the mean leaves roundings as large as those of the mean."""
     middle = np.abs(x).mean(-1, keepdims=True)
     spread = np.sqrt(x.var(-1, keepdims=True) + eps)
     scale = 1.0 if weight is None else np.abs(weight)
@@ -183,7 +183,7 @@ def of_layernorm(
 
 
 def of_rope(want: Array, coarse: float, x: Array, positions: Array, **how: Any) -> Array:
-    """Angles are float32: they are as coarse as the position is far."""
+    """Angles are float32, so their error grows with the position."""
     given = (how.get("theta", 10000.0), how.get("scaling"), how.get("length"))
     turned, factor = rotary_angles(x, positions, *given)
     size, angles = np.empty(x.shape), np.empty(x.shape)
@@ -235,13 +235,11 @@ def of_experts(
     *,
     gate_up_bias: Array | None = None,
     down_bias: Array | None = None,
-    activation: str = "swiglu",
-    alpha: float = 1.702,
-    limit: float = 7.0,
+    **options: Any,
 ) -> Array:
-    """Return the errors of two sums; the first goes through the activation and the second.
+    """Add the errors of two sums; the first passes through the activation and the second sum.
 
-    In 16 bits the sums, biases and the activation are rounded to it on the way.
+    In 16 bits the sums, biases and the activation are rounded on the way.
     """
     rough, result = coarse if coarse > 1 else 0.0, np.zeros(x.shape)
     (_, hidden, inner), k = down.shape, chosen.shape[1]
@@ -255,13 +253,13 @@ def of_experts(
         size = np.abs(gate_up[expert]) @ np.abs(x[token]) + np.abs(bias)
         off = growth(hidden) * size + rough * (np.abs(product) + np.abs(product + bias))
         gate, up = np.split(product + bias, 2)
-        between = reference.gated(activation, gate, up, alpha, limit)
+        between = reference.gated(gate, up, **options)
         wide = np.abs(up) + 1
         off_between = 1.2 * wide * (off[:inner] + 64 * np.abs(gate)) + np.abs(gate) * off[inner:]
         off_between = off_between + rough * np.abs(between)
         product = down[expert] @ between
-        found_size = np.abs(down[expert]) @ np.abs(between) + np.abs(last_bias)
-        off = np.abs(down[expert]) @ off_between + (growth(inner) + growth(k)) * found_size
+        last_size = np.abs(down[expert]) @ np.abs(between) + np.abs(last_bias)
+        off = np.abs(down[expert]) @ off_between + (growth(inner) + growth(k)) * last_size
         off = off + rough * (np.abs(product) + np.abs(product + last_bias))
         result[token] += np.abs(weights[token, place]) * off
     return result
@@ -279,11 +277,11 @@ def of_mean_squared_error(want: Array, coarse: float, x: Array, y: Array) -> Arr
 
 
 def of_update(want: Any, coarse: float, *arguments: Any, **options: Any) -> Any:
-    """Units of what was there, of what is there now, and of the gradient between them."""
+    """Allow units of the old value, of the new one, and of the gradient."""
     parameters, gradients, *states = arguments
     rate, decay = options["rate"], options.get("decay", 0.0)
     correction = 16.0
-    if len(states) == 3:  # Adam: in the first steps, what it divides by cancels
+    if len(states) == 3:  # Adam: in the first steps, 1 - beta ** step cancels
         step = float(states.pop())
         betas = options.get("beta1", 0.9), options.get("beta2", 0.999)
         correction += 4 * sum(1 / (1 - beta**step) for beta in betas)

@@ -29,23 +29,23 @@ GRADIENT_CASE = "small arguments"
 
 _STEP = 1e-5
 _ALLOWED = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-16, "float64": 1e-8}
-"""How far off a gradient may be, as a part of the largest one by the same argument.
+"""Allowed error of a gradient, as a part of the largest one by the same argument.
 
 Sixteen roundings in 16 bits, and 256 in float32: a forgotten factor or term is far more.
 """
 
 _COMPILES_EACH_STEP = ("jax",)
-"""Engines that compile every step of a function unless they are given it whole.
+"""Engines that compile every step of a function unless they compile the whole of it.
 
-A gradient has many, and is asked for inside of compiled code there.
+A gradient has many steps, so it is computed inside of compiled code there.
 """
 
 
 class Trial(Record):
-    """The arguments of a case in one dtype, and what an engine is measured by.
+    """The arguments of a case in one dtype, and the results that an engine must give.
 
-    `wants` has one list of results for each reference that may be met; `budgets` and `types` have
-    one entry for each result.
+    `wants` has a list of results for each reference that is right; `budgets` and `types` have one
+    entry for each result.
     """
 
     row: Row
@@ -81,9 +81,9 @@ def prepare(row: Row, case: Case, dtype: str, seed: int = 0) -> Trial:
 
 
 def run(trial: Trial, engine: Engine, device: Device) -> str | Difference | None:
-    """Let an engine compute a trial on a device: what is wrong with its results, if anything.
+    """Compute a trial on a device; return what is wrong with the results, or `None`.
 
-    Whatever the engine raises is raised.
+    Raises whatever the engine raises.
     """
     result = compute(trial.row, trial.call, engine, device, strided=trial.case.strided)
     for array in leaves(result):
@@ -128,7 +128,7 @@ def prepare_gradient(row: Row, dtype: str) -> GradientTrial:
 
 
 def run_gradient(trial: GradientTrial, engine: Engine, device: Device) -> str | Difference | None:
-    """Let an engine differentiate: what is wrong with its gradients, if anything.
+    """Differentiate on a device; return what is wrong with the gradients, or `None`.
 
     Raises `UnsupportedError` if it has none, and whatever else the engine raises.
     """
@@ -165,10 +165,9 @@ def place(x: Array, engine: Engine, device: Device) -> Any:
 
 
 def _place_strided(x: Array, engine: Engine, device: Device) -> Any:
-    """Return the same, with elements that do not follow each other in memory, where it has two
-    axes.
+    """Copy an array with two or more axes so that its elements are not contiguous in memory.
 
-    The last axis stays as it is where there are three, as in heads that are cut from one product.
+    With three or more axes the last one stays contiguous, as in heads cut from one product.
     """
     if x.ndim < 2:
         return place(x, engine, device)
@@ -236,14 +235,14 @@ def _flush_subnormals(x: Array, dtype: str) -> Array:
 def mapped(made: Call, change: Callable[[Array], Any]) -> Call:
     """Apply a function to every array of a call."""
 
-    def each(value: Any) -> Any:
+    def changed(value: Any) -> Any:
         if isinstance(value, list):
-            return [each(one) for one in value]
+            return [changed(part) for part in value]
         return change(value) if isinstance(value, np.ndarray) else value
 
     return Call(
-        tuple(each(value) for value in made.arguments),
-        {name: each(value) for name, value in made.options.items()},
+        tuple(changed(value) for value in made.arguments),
+        {name: changed(value) for name, value in made.options.items()},
     )
 
 
@@ -263,7 +262,7 @@ def _judge_gradients(trial: GradientTrial, got: list[Array]) -> str | Difference
 
 
 def _differences(array: Array, value: Any) -> Array:
-    """Return how fast `value()` grows by each element of an array that it reads."""
+    """Return the central differences of `value()` by each element of an array that it reads."""
     slopes = np.empty(array.shape)
     for at in np.ndindex(array.shape):
         here = array[at]

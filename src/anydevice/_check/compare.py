@@ -51,7 +51,7 @@ class Difference(Record):
 
     @property
     def excess(self) -> float:
-        """The error as a multiple of what is allowed."""
+        """The error as a multiple of the allowed error."""
         return self.error / self.allowed if self.allowed else float("inf")
 
     def __str__(self) -> str:
@@ -89,8 +89,8 @@ def compare(
 ) -> Difference | None:
     """Return the largest error of `got`, of dtype `result`, of an op on `dtype`; `None` if right.
 
-    `wants` are the references of which any may be met, each of the shape of `got`. With `signs`,
-    zeros have to have theirs.
+    `wants` are references of the shape of `got`; each element must meet one of them. With `signs`,
+    the signs of zeros must agree too.
 
     >>> import numpy
     >>> compare(numpy.float32(1.5), [numpy.array(1.0)], 0.0, "float32", "float32").error
@@ -132,15 +132,13 @@ def compare(
 def _excess(
     got: Array, want: Array, budget: Array | float, dtype: str, result: str
 ) -> tuple[Array, Array]:
-    """Return the error of each element in units of what is allowed, infinite where it is out of
-    place.
-    """
+    """Return each error as a multiple of the allowed one, infinite for a misplaced NaN or inf."""
     want = np.asarray(want, np.float64)
     allowed = _tolerance(want, budget, dtype, result)
     error = np.abs(got - want)
     excess = np.where(error == 0, 0.0, error / allowed)
     limit = LARGEST.get(result, np.inf)
-    # Beyond the largest number there is infinity; which of the two, an allowed error may decide.
+    # Near the largest number, an allowed error may decide between it and infinity.
     same_side = np.sign(got) == np.sign(want)
     may_overflow = np.abs(want) + allowed >= limit
     excess = np.where(np.isinf(got) & same_side & may_overflow, 0.0, excess)

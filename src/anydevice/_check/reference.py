@@ -64,9 +64,9 @@ def _gelu(x: Array, approximate: bool = False) -> Array:
 
 
 def _along(function: Callable[..., Array]) -> Callable[..., Array]:
-    def reduce(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
+    def reduce(x: Array, axis: Axis = None, keepdims: bool = False, **options: Any) -> Array:
         axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
-        return function(x, axis=axes, keepdims=keepdims)
+        return function(x, axis=axes, keepdims=keepdims, **options)
 
     return reduce
 
@@ -79,41 +79,32 @@ def _spread(x: Array, axis: Axis = None, keepdims: bool = False, correction: flo
     return (off**2).sum(axes, keepdims=keepdims) / np.maximum(count - correction, 0)
 
 
-def _prod(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
-    axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
-    return np.prod(x, axis=axes, keepdims=keepdims)
-
-
-def _logsumexp(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
-    axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
-    largest = x.max(axes, keepdims=True, initial=-np.inf)
+@_along
+def _logsumexp(x: Array, axis: Any, keepdims: bool) -> Array:
+    largest = x.max(axis, keepdims=True, initial=-np.inf)
     middle = np.where(np.isfinite(largest), largest, 0)
-    total = np.log(np.exp(x - middle).sum(axes, keepdims=True)) + middle
-    return total if keepdims else total.sum(axes)  # of one each
+    total = np.log(np.exp(x - middle).sum(axis, keepdims=True)) + middle
+    return total if keepdims else total.sum(axis)  # one element each
 
 
-def _vector_norm(x: Array, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Array:  # noqa: A002
-    axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
+@_along
+def _vector_norm(x: Array, axis: Any, keepdims: bool, ord: float = 2) -> Array:  # noqa: A002
     sizes = np.abs(x)
     if ord == 0:
-        return (sizes != 0).sum(axes, keepdims=keepdims).astype(float)
+        return (sizes != 0).sum(axis, keepdims=keepdims).astype(float)
     if abs(ord) == np.inf:
-        return (np.max if ord > 0 else np.min)(sizes, axis=axes, keepdims=keepdims)
-    return (sizes**ord).sum(axes, keepdims=keepdims) ** (1 / ord)
+        return (np.max if ord > 0 else np.min)(sizes, axis=axis, keepdims=keepdims)
+    return (sizes**ord).sum(axis, keepdims=keepdims) ** (1 / ord)
 
 
 def _cumulative_sum(x: Array, axis: int = -1, include_initial: bool = False) -> Array:
-    sums = np.cumsum(x, axis)
-    first = np.zeros_like(np.take(sums, [], axis), shape=_of_one(sums.shape, axis))
-    return np.concatenate([first, sums], axis) if include_initial else sums
-
-
-def _of_one(shape: Sequence[int], axis: int) -> tuple[int, ...]:
-    return tuple(1 if at == axis % len(shape) else size for at, size in enumerate(shape))
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (int(include_initial), 0)
+    return np.pad(np.cumsum(x, axis), widths)
 
 
 def _argsort(x: Array, axis: int = -1, descending: bool = False) -> Array:
-    """By size and then by place; NaN is larger than all."""
+    """Sort by size and then by index; NaN is larger than all."""
     rows = np.moveaxis(x, axis, -1)
     sizes, sign = np.where(np.isnan(rows), 0, rows), -1 if descending else 1
     keys = (
@@ -125,7 +116,7 @@ def _argsort(x: Array, axis: int = -1, descending: bool = False) -> Array:
 
 
 def _top_k(x: Array, k: int) -> tuple[Array, Array]:
-    # By size, NaN first; equal ones stay in their order.
+    # By size, NaN first; equal elements stay in their order.
     order = np.argsort(-x, axis=-1, kind="stable")
     undefined = np.take_along_axis(np.isnan(x), order, -1)
     first = np.argsort(~undefined, axis=-1, kind="stable")
@@ -165,12 +156,7 @@ def _slice_axis(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Ar
 
 
 def _pad(x: Array, widths: Any, value: float = 0) -> Array:
-    sides = [(widths, widths)] * x.ndim if isinstance(widths, int) else widths
-    shape = [before + size + after for size, (before, after) in zip(x.shape, sides, strict=True)]
-    result = np.full(shape, value, x.dtype)
-    inside = zip(x.shape, sides, strict=True)
-    result[tuple(slice(before, before + size) for size, (before, _) in inside)] = x
-    return result
+    return np.pad(x, widths, constant_values=value) if x.ndim else x
 
 
 def _one_hot(x: Array, num_classes: int, dtype: Any = "float32") -> Array:
@@ -194,7 +180,7 @@ def _clip(x: Array, min: Any = None, max: Any = None) -> Array:  # noqa: A002
 
 
 def _astype(x: Array, dtype: Any) -> Array:
-    """Return the same numbers; those that become integers lose what is behind the point."""
+    """Return the same numbers; floating-point numbers are truncated to integers."""
     row = as_dtype(dtype)
     if row.kind == "bool":
         return x != 0
@@ -245,7 +231,7 @@ def frequencies(
     """Return the angle by which each pair of a head turns per position, and a factor.
 
     The factor multiplies cosines and sines; it is 1 except for YaRN and LongRoPE. `scaling` is
-    spelled as the `rope_scaling` of a model's configuration. `length` is that of the sequence.
+    spelled as the `rope_scaling` of a model's configuration. `length` counts the tokens.
     """
     plain = np.array([theta ** (-2 * pair / size) for pair in range(size // 2)])
     scaling = scaling or {}
@@ -396,20 +382,19 @@ def _attention(
         for h in range(k.shape[1]):  # the queries of all heads that share these keys
             own = slice(h * group, (h + 1) * group)
             visible = seen[b, own].reshape(-1, k.shape[2])
-            some = visible.any(-1)  # a query that sees nothing stays zero
-            used = visible.any(0)  # a key that none sees counts for nothing, whatever it holds
+            some = visible.any(-1)  # a query without visible keys stays zero
+            used = visible.any(0)  # a key that no query sees may hold anything
             if some.any():
-                kept = slice(None) if used.all() else used
-                scores = q[b, own].reshape(-1, q.shape[3])[some] @ k[b, h, kept].T * factor
+                scores = q[b, own].reshape(-1, q.shape[3])[some] @ k[b, h, used].T * factor
                 if soft_cap is not None:
                     scores = soft_cap * np.tanh(scores / soft_cap)
-                scores[~visible[some][:, kept]] = -np.inf
+                scores[~visible[some][:, used]] = -np.inf
                 extra = np.full(group, -np.inf) if sinks is None else sinks[own]
                 beside = np.repeat(extra, q.shape[2])[some, None]
                 weights = _softmax(np.concatenate([scores, beside], 1))[:, :-1]
-                found = np.zeros((len(visible), v.shape[3]))
-                found[some] = weights @ v[b, h, kept]
-                result[b, own] = found.reshape(group, q.shape[2], v.shape[3])
+                averaged = np.zeros((len(visible), v.shape[3]))
+                averaged[some] = weights @ v[b, h, used]
+                result[b, own] = averaged.reshape(group, q.shape[2], v.shape[3])
     return result
 
 
@@ -426,7 +411,9 @@ def _cache_write(cache: Array, new: Array, positions: Array) -> Array:
 # Experts
 
 
-def gated(activation: str, gate: Array, up: Array, alpha: float, limit: float) -> Array:
+def gated(
+    gate: Array, up: Array, activation: str = "swiglu", alpha: float = 1.702, limit: float = 7.0
+) -> Array:
     """Apply the gate between the two products of an expert."""
     if activation == "clipped_swiglu":
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
@@ -456,18 +443,13 @@ def _experts(
         if 0 <= expert < len(down):
             both = gate_up[expert] @ x[token]
             both = both if gate_up_bias is None else both + gate_up_bias[expert]
-            output = down[expert] @ gated(activation, both[:inner], both[inner:], alpha, limit)
+            output = down[expert] @ gated(both[:inner], both[inner:], activation, alpha, limit)
             output = output if down_bias is None else output + down_bias[expert]
             result[token] += weights[token, place] * output
     return result
 
 
-# Indices and losses
-
-
-def _embedding(weight: Array, ids: Array) -> Array:
-    inside = (ids >= 0) & (ids < len(weight))
-    return np.where(inside[..., None], weight[np.where(inside, ids, 0)], np.nan)
+# Losses
 
 
 def _cross_entropy(logits: Array, targets: Array) -> Array:
@@ -625,7 +607,7 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "mean": _along(np.mean),
     "var": _spread,
     "std": lambda x, *how, **named: np.sqrt(_spread(x, *how, **named)),
-    "prod": _prod,
+    "prod": _along(np.prod),
     "any": _along(lambda x, **how: np.any(x != 0, **how)),
     "all": _along(lambda x, **how: np.all(x != 0, **how)),
     "logsumexp": _logsumexp,
@@ -668,7 +650,7 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "attention": _attention,
     "experts": _experts,
     "cache_write": _cache_write,
-    "embedding": _embedding,
+    "embedding": _take,
     "cross_entropy": _cross_entropy,
     "mean_squared_error": lambda x, y: np.asarray(((x - y) ** 2).mean()),
     "conv2d": _conv2d,

@@ -18,7 +18,7 @@ from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import place_of
 
 Progress = Callable[[int, int, str], None]
-"""Called before each step with how many are done, how many there are, and what comes now."""
+"""Called before each step with the count of steps done, the count of all, and the step's name."""
 
 
 class Runner(Record):
@@ -68,7 +68,7 @@ def scope_of(engine: Engine, place: Device) -> AbstractContextManager[Any]:
 
 
 class Asked(Protocol):
-    """Answers questions one after the other; `close` ends what answers them."""
+    """Answers questions one after the other; `close` ends it."""
 
     def ask(self, question: Any, *, limit: float) -> Outcome: ...
 
@@ -76,16 +76,16 @@ class Asked(Protocol):
 
 
 Answering = Callable[[Callable[[str], None], dict[str, Any]], Callable[[Any], Any]]
-"""Called with `tell` and arguments, of which three are a runner's: the function that answers."""
+"""Called with `tell` and arguments, three of them a runner's; returns the function that answers."""
 
 
 def in_a_child(here: Runner, answering: Answering, **arguments: Any) -> Asked:
     """Start a child process in which an engine works on its device and answers questions.
 
-    `answering`, a function of a module, is called there. Where a question takes the child down, or
-    is not answered in time, that is the outcome, and the next one has a new child.
+    `answering`, a function of a module, is called there. If a question crashes the child, or is not
+    answered in time, that is the outcome, and the next question starts a new child.
     """
-    # Most of a card for one engine would leave none to the others.
+    # JAX would reserve most of a card, and leave none to other engines.
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
     path = [entry or os.getcwd() for entry in sys.path]
     function = f"{answering.__module__}:{answering.__qualname__}"

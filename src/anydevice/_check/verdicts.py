@@ -12,7 +12,7 @@ from anydevice._ops.trusted_kernels import change_trusted
 from anydevice.errors import ConfigurationError, VerificationError
 
 State = Literal["right", "wrong", "unsupported", "crashed", "timed_out", "not_reached"]
-"""The state of a cell; nothing is decided about one that was not reached."""
+"""The state of a cell; one that was not reached is undecided."""
 
 STATES: tuple[State, ...] = ("right", "wrong", "unsupported", "crashed", "timed_out", "not_reached")
 FAILED: tuple[State, ...] = ("wrong", "crashed", "timed_out")
@@ -123,7 +123,7 @@ class Verdicts(Record):
         return hooks.render(self, "html")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain data, ready for JSON."""
+        """Return the verdicts as plain data, ready for JSON."""
         return {
             "right": bool(self),
             "quick": self.quick,
@@ -136,7 +136,7 @@ class Verdicts(Record):
 class Kept(Record):
     """The kernels of our own that are trusted now, and those that failed.
 
-    `problem` says why they could not be kept for later processes; `None` if all is well.
+    `problem` says why they could not be saved for later processes; `None` if they were.
     """
 
     trusted: tuple[Entry, ...]
@@ -147,7 +147,7 @@ class Kept(Record):
 def save(verdicts: Verdicts) -> Kept:
     """Trust the kernels that were right everywhere, now and in later processes; forget the wrong.
 
-    Raises `ConfigurationError` for the verdicts of a quick run, which are too little to go by.
+    Raises `ConfigurationError` for the verdicts of a quick run, which has too few cases.
     """
     if verdicts.quick:
         raise ConfigurationError(
@@ -160,7 +160,7 @@ def save(verdicts: Verdicts) -> Kept:
 
 
 def refuse_wrong(verdicts: Verdicts) -> tuple[Entry, ...]:
-    """Trust no kernel that failed, now and in later processes; which those are."""
+    """Trust no kernel that failed, now and in later processes; return those kernels."""
     refused = _kernels(verdicts.failed)
     if refused:
         change_trusted(set(), refused)

@@ -45,13 +45,13 @@ from anydevice._ops import trusted_kernels
 from anydevice.errors import UnsupportedError
 
 WARMED_UP = ("bfloat16", "float16", "float32")
-"""The dtypes whose kernels `warm_up` makes ready unasked."""
+"""The dtypes whose kernels `warm_up` makes ready by default."""
 
 QUICK_SECONDS = 55.0
-"""So long all devices of one engine may take in a quick run, without discovery."""
+"""Seconds that all devices of one engine may take in a quick run, without discovery."""
 
 LIMIT, QUICK_LIMIT = 120.0, 20.0
-"""Seconds that one op may take in one dtype, until it counts as timed out."""
+"""Seconds after which one op in one dtype counts as timed out."""
 
 MOST_FAILURES = 8
 """Restarts of one engine on one device after which the rest is not tried."""
@@ -159,28 +159,28 @@ def _each_op(
             plan = [tuple(_steps(row, kinds, ours, quick=quick)) for row in rows]
             total += sum(step.of == "kernel" for steps in plan for step in steps)
             for steps in course.in_turn([steps for steps in plan if steps]):
-                found = []
+                cells = []
                 for step in steps:
                     if progress is not None:
                         progress(done, total, f"{step} on {here}")
-                    found.append(course.take(step))
+                    cells.append(course.take(step))
                     done += 1
-                if found:
-                    yield tuple(found)
+                if cells:
+                    yield tuple(cells)
         spent[here.engine] += time.monotonic() - began
 
 
 def _one_of_each_model(runners: Sequence[Runner]) -> list[Runner]:
-    """Return the first of the devices that an engine has several of, alike in backend and name."""
+    """Return the first device of each engine, backend and name."""
     first = {
         (runner.engine, runner.device.backend, runner.device.facts.name): runner
         for runner in reversed(runners)
     }
     chosen = [runner for runner in runners if runner in first.values()]
     engines = list(dict.fromkeys(runner.engine for runner in chosen))
-    # The CPU is quick, and leaves its engine's other devices the time.
+    # The CPU comes first: it is quick, and leaves time to the engine's other devices.
     return sorted(
-        chosen, key=lambda each: (engines.index(each.engine), each.device.backend != "cpu")
+        chosen, key=lambda runner: (engines.index(runner.engine), runner.device.backend != "cpu")
     )
 
 
@@ -211,17 +211,17 @@ class _Course:
     def __init__(self, here: Runner, *, isolated: bool = True, budget: float | None = None) -> None:
         ask_in = in_a_child if isolated else in_this_process
         self._here, self._quick = here, budget is not None
-        self._asked = ask_in(here, answering)
+        self._child = ask_in(here, answering)
         self._ends = inf if budget is None else time.monotonic() + budget
         self._failures, self._started = 0, False
         self._stopped: _Verdict | None = None
 
     def close(self) -> None:
-        self._asked.close()
+        self._child.close()
 
     def start(self) -> tuple[str, ...]:
         """Load the engine; the ops for which it has kernels of our own on the device."""
-        outcome = self._asked.ask(None, limit=min(LIMIT, self._ends - time.monotonic()))
+        outcome = self._child.ask(None, limit=min(LIMIT, self._ends - time.monotonic()))
         self._started = outcome.how == "answered"
         if not self._started:
             self._stopped = self._without_answer(outcome)
@@ -229,7 +229,7 @@ class _Course:
         return tuple(outcome.answer)
 
     def take(self, step: _Step) -> Cell:
-        """Return the cell of a step; nothing that a library does keeps it from coming."""
+        """Return the cell of a step, whatever the library does."""
         verdict = self._stopped or self._over()
         if verdict is None and not self._started:
             self.start()
@@ -240,17 +240,16 @@ class _Course:
         return Cell(step.row.op, step.of, step.dtype, *here, *verdict.to_dict().values())
 
     def compile_ahead(self, dtypes: Sequence[str]) -> str | None:
-        """Compile our kernels for usual sizes; why that did not work, where it did not."""
-        outcome = self._asked.ask(("compile_ahead", list(dtypes)), limit=5 * LIMIT)
+        """Compile our kernels for usual sizes; return why that failed, or `None`."""
+        outcome = self._child.ask(("compile_ahead", list(dtypes)), limit=5 * LIMIT)
         return outcome.answer if outcome.how == "answered" else _not_ahead(outcome.sentence)
 
     def in_turn(self, plan: Sequence[Sequence[_Step]]) -> Iterator[Iterator[_Step]]:
-        """Yield the steps of each op; with a budget, each op has an equal share of the time that is
-        left.
+        """Yield the steps of each op; with a budget, each op has an equal share of the time left.
 
-        The first step of an op is always taken in its turn, others as long as half of the share is
-        left: for what took longer than its share, all that come later have less. The rest follows
-        at the end.
+        The first step of an op is always taken in its turn, others while half of its share is left:
+        an op that takes longer than its share leaves less to later ones. The rest follows at the
+        end.
         """
         later: list[list[_Step]] = []
 
@@ -268,7 +267,7 @@ class _Course:
         yield from map(iter, later)
 
     def _over(self) -> _Verdict | None:
-        """Return the verdict of all that comes, where the time is over."""
+        """Return the verdict of all further steps if the time is over."""
         if time.monotonic() < self._ends:
             return None
         return _Verdict("not_reached", reason=f"the {QUICK_SECONDS:g} s of a quick run are over")
@@ -277,11 +276,11 @@ class _Course:
         left = self._ends - time.monotonic()
         limit = QUICK_LIMIT if self._quick else LIMIT
         question = (step.row.op, step.of, step.dtype, self._quick)
-        outcome = self._asked.ask(question, limit=max(0.01, min(limit, left)))
+        outcome = self._child.ask(question, limit=max(0.01, min(limit, left)))
         if outcome.how == "answered":
             *fields, spoiled = outcome.answer
             if spoiled:
-                self._asked.close()
+                self._child.close()
                 self._start_again()
             return _Verdict(*fields)
         self._start_again()
@@ -295,7 +294,7 @@ class _Course:
             self._stopped = _Verdict("not_reached", reason=reason)
 
     def _without_answer(self, outcome: Outcome) -> _Verdict:
-        """Return the verdict of what did not come to an end."""
+        """Return the verdict of a step that did not end."""
         over = self._over() if outcome.how == "timed_out" else None
         reason = replace(outcome, step=None).sentence
         state = _STATES[outcome.how]
@@ -339,12 +338,12 @@ def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callabl
 
 
 def _row_of(kernel: str) -> Row:
-    """Return the row by which a kernel is judged: that of its op, or of what is no op."""
+    """Return the row of a kernel's op, or of a kernel that is no op."""
     return OTHERS[kernel] if kernel in OTHERS else row_of(kernel)
 
 
 def _is_spoiled(here: Runner) -> bool:
-    """Whether the engine can do nothing more on the device: some errors of a GPU are for good."""
+    """Whether the engine cannot use the device any more: some errors of a GPU are permanent."""
     try:
         engine = here.load()
         engine.to_host(engine.place(np.zeros(1, np.float32), here.place))
@@ -358,7 +357,7 @@ def _is_spoiled(here: Runner) -> bool:
 def _judge(
     step: _Step, here: Runner, tell: Callable[[str], None], *, quick: bool
 ) -> tuple[_Verdict, bool]:
-    """Run a step; return its verdict, and whether an error of the engine is behind it."""
+    """Run a step; return its verdict, and whether the engine raised an error."""
     wrong: list[tuple[str, str | Difference]] = []
     lacking: list[tuple[str, UnsupportedError]] = []
     count, raised = 0, False
@@ -367,26 +366,26 @@ def _judge(
         count += 1
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that numbers overflow is what some cases are for
-                found = check(here.load(), here.place)
-        except _NotAskedError:
+                warnings.simplefilter("ignore")  # some cases overflow on purpose
+                problem = check(here.load(), here.place)
+        except _NotApplicableError:
             count -= 1
         except UnsupportedError as error:
             lacking.append((name, error))
         except Exception as error:  # an engine fails in any way it likes: that is a finding
             full = as_oom_error(error, here.place)
-            if full is not None:  # which says nothing of the op
+            if full is not None:  # it says nothing about the op
                 return _Verdict(
                     "not_reached", count - 1, name, in_a_line(full), code=full.code
                 ), True
             wrong.append((name, in_a_line(error)))
             raised = True
         else:
-            if found is not None:
-                wrong.append((name, found))
+            if problem is not None:
+                wrong.append((name, problem))
     ran = count - len(lacking)
     if wrong:
-        # What raised or has another shape comes first, then what is furthest off for its place.
+        # Errors and wrong shapes come first, then the largest multiple of the allowed error.
         case, worst = max(wrong, key=lambda one: getattr(one[1], "excess", inf))
         off = getattr(worst, "error", inf)
         return _Verdict("wrong", ran, case, str(worst), off if isfinite(off) else None), raised
@@ -411,15 +410,15 @@ def _checks(step: _Step, *, quick: bool) -> Iterator[tuple[str, Check]]:
         yield "its gradient", partial(_gradient_if_any, trials.prepare_gradient(row, dtype))
 
 
-class _NotAskedError(Exception):
-    """A check is none of this engine's."""
+class _NotApplicableError(Exception):
+    """A check does not apply to this engine."""
 
 
 def _gradient_if_any(
     trial: trials.GradientTrial, engine: Engine, device: Device
 ) -> str | Difference | None:
     if isinstance(engine.autodiff, Absent):
-        raise _NotAskedError  # a kernel need not have what its engine has not
+        raise _NotApplicableError  # a kernel need not have what its engine has not
     return trials.run_gradient(trial, engine, device)
 
 
@@ -452,23 +451,23 @@ def warm_up(
     if not names:
         return Kept((), ())
     here = runner(chosen, chosen.engine)
-    asked = {
+    entries = {
         (name, kind, str(chosen))
         for name in names
         for kind in kinds
         if kind in _row_of(name).dtypes
     }
-    kept = _verify_kernels(here, asked, progress)
-    if kept.problem is None and kept.trusted:
-        kept = replace(kept, problem=_compiled_here(here, kept.trusted))
-    return kept
+    result = _verify_kernels(here, entries, progress)
+    if result.problem is None and result.trusted:
+        result = replace(result, problem=_compiled_here(here, result.trusted))
+    return result
 
 
-def _verify_kernels(here: Runner, asked: set[Entry], progress: Progress | None) -> Kept:
+def _verify_kernels(here: Runner, entries: set[Entry], progress: Progress | None) -> Kept:
     """Verify the kernels that are not trusted yet; return the entries that are trusted then."""
-    missing = sorted(asked.difference(trusted_kernels.load_trusted()))
+    missing = sorted(entries.difference(trusted_kernels.load_trusted()))
     steps = [_Step(_row_of(op), "kernel", dtype) for op, dtype, _ in missing]
-    found = Kept((), ())
+    saved = Kept((), ())
     with closing(_Course(here)) as course:
         cells = []
         for number, step in enumerate(steps):
@@ -476,15 +475,15 @@ def _verify_kernels(here: Runner, asked: set[Entry], progress: Progress | None) 
                 progress(number, len(steps), f"{step} on {here}")
             cells.append(course.take(step))
         if missing:
-            found = save(Verdicts(tuple(cells)))
-        ahead = _dtypes(found.trusted)
+            saved = save(Verdicts(tuple(cells)))
+        ahead = _dtypes(saved.trusted)
         problem = course.compile_ahead(ahead) if ahead else None
-    trusted = asked.intersection(trusted_kernels.load_trusted())
-    return replace(found, trusted=tuple(sorted(trusted)), problem=found.problem or problem)
+    trusted = entries.intersection(trusted_kernels.load_trusted())
+    return replace(saved, trusted=tuple(sorted(trusted)), problem=saved.problem or problem)
 
 
 def _compiled_here(here: Runner, trusted: Sequence[Entry]) -> str | None:
-    """Have this process compile kernels that were right; why that did not work."""
+    """Compile kernels that were right in this process; return why that failed, or `None`."""
     for op, dtype, _ in trusted:
         row = _row_of(op)
         try:
@@ -495,7 +494,7 @@ def _compiled_here(here: Runner, trusted: Sequence[Entry]) -> str | None:
 
 
 def _compiled_ahead(here: Runner, dtypes: Sequence[str]) -> str | None:
-    """Compile kernels for the sizes of usual models; why that did not work, where it did not."""
+    """Compile kernels for the sizes of usual models; return why that failed, or `None`."""
     compile_ahead = getattr(trusted_kernels.kernel_module(here.engine), "warm_up", None)
     if compile_ahead is None:
         return None

@@ -5,100 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anydevice._core.text import warn
-from anydevice._ops.conv import avg_pool2d, conv2d, conv_transpose2d, max_pool2d
-from anydevice._ops.elementwise import (
-    abs,
-    add,
-    clip,
-    cos,
-    divide,
-    equal,
-    erf,
-    exp,
-    floor,
-    gelu,
-    greater,
-    greater_equal,
-    isfinite,
-    isnan,
-    leaky_relu,
-    less,
-    less_equal,
-    log,
-    logical_and,
-    logical_not,
-    logical_or,
-    maximum,
-    minimum,
-    multiply,
-    negative,
-    not_equal,
-    power,
-    relu,
-    round,
-    rsqrt,
-    sigmoid,
-    sign,
-    silu,
-    sin,
-    sqrt,
-    subtract,
-    swiglu,
-    tanh,
-    where,
-)
-from anydevice._ops.losses import cross_entropy, mean_squared_error
-from anydevice._ops.manipulation import (
-    arange,
-    astype,
-    broadcast_to,
-    cache_write,
-    concat,
-    diff,
-    embedding,
-    eye,
-    flip,
-    full,
-    full_like,
-    one_hot,
-    ones,
-    ones_like,
-    pad,
-    permute,
-    reshape,
-    slice_axis,
-    split,
-    stack,
-    take,
-    take_along_axis,
-    zeros,
-    zeros_like,
-)
-from anydevice._ops.mixture import experts
-from anydevice._ops.multihead import attention
-from anydevice._ops.norm import layernorm, log_softmax, rmsnorm, softmax
-from anydevice._ops.optimizers import update_adam, update_lion, update_sgd
-from anydevice._ops.products import einsum, linear, matmul, outer
-from anydevice._ops.reduce import (
-    all,
-    any,
-    argmax,
-    argmin,
-    argsort,
-    cumulative_sum,
-    logsumexp,
-    max,
-    mean,
-    min,
-    prod,
-    sort,
-    std,
-    sum,
-    top_k,
-    var,
-    vector_norm,
-)
-from anydevice._ops.rotary import rope
+from anydevice._ops.elementwise import *
+from anydevice._ops.manipulation import *
+from anydevice._ops.mixture import *
+from anydevice._ops.multihead import *
+from anydevice._ops.products import *
+from anydevice._ops.reduce import *
+from anydevice._ops.training import *
 
 # Element by element
 __all__ = ["abs", "add", "clip", "cos", "divide", "equal", "erf", "exp", "floor", "gelu", "greater"]

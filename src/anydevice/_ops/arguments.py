@@ -57,7 +57,7 @@ def wrong_shapes(op: str, rule: str, advice: str = "", /, **arrays: Array) -> Co
 
 
 def different_shapes(op: str, **two: Array) -> ConfigurationError:
-    """Return the error for two arrays that must have one shape: that of the first.
+    """Return the error for two arrays that must have the shape of the first.
 
     >>> import numpy
     >>> str(different_shapes("add", x=numpy.ones((2, 1)), y=numpy.ones(2)))
@@ -83,7 +83,7 @@ def different_dtypes(op: str, **arrays: Array) -> ConfigurationError:
 
 
 def in_words(value: Any) -> str:
-    """Return a value as an error shows it: numbers and texts themselves, of anything else the type.
+    """Return a value as an error shows it: a number or text itself, the type of anything else.
 
     >>> import numpy
     >>> in_words(0.5), in_words(numpy.ones(3))
@@ -112,7 +112,7 @@ def python_number(x: Any) -> Any:
 
 
 def _scalar_kind(kind: type) -> str | None:
-    """Get the kind of number that NumPy scalars of this type are; `None` if it is another type."""
+    """Return the kind of a NumPy scalar type, such as int; `None` for any other type."""
     if not is_loaded("numpy"):
         return None
     import numpy
@@ -170,8 +170,8 @@ def finite_numbers(
 def number_or_array(op: str, name: str, value: Any, kinds: tuple[str, ...]) -> Any:
     """Return a Python number, or an array without axes whose dtype is of one of the kinds.
 
-    Whether a number is finite is not looked at: code that is compiled for any rate would be
-    compiled again for each.
+    A number may be infinite or NaN: a check would make compiled code depend on its value, and be
+    compiled again for each one.
     """
     number = python_number(value)
     if type(number) in (int, float):
@@ -222,7 +222,7 @@ def axes_of(op: str, x: Array, axis: int | Sequence[int] | None) -> tuple[int, .
 
 
 def shape_of(op: str, shape: int | Sequence[int]) -> Shape:
-    """Return a shape that was asked for, as a tuple of Python integers; -1 is left as it is."""
+    """Return a shape as a tuple of Python integers; a size of -1 is allowed."""
     if _is_integer(python_number(shape)):
         return (python_number(shape),)
     try:
@@ -241,7 +241,7 @@ def pair_of(op: str, name: str, value: int | tuple[int, int], least: int) -> tup
         return value, value
     one = python_number(value)
     both = tuple(map(python_number, one)) if isinstance(one, tuple | list) else (one, one)
-    if len(both) != 2 or any(type(each) is not int or each < least for each in both):
+    if len(both) != 2 or any(type(size) is not int or size < least for size in both):
         raise wrong(
             op, f"{name} must be an integer of {least} or more, or two of them, not {value!r}"
         )
@@ -254,8 +254,8 @@ def pair_of(op: str, name: str, value: int | tuple[int, int], least: int) -> tup
 def require_one_library(op: str, name: str, a: Array, another: str, b: Array) -> None:
     """Refuse two arrays of different libraries, even where they would mix.
 
-    The same holds inside of compiled functions: a NumPy constant beside what JAX traces is
-    refused, as it is beside an array, so that code does the same whether it is compiled or not.
+    Inside of compiled functions too: a NumPy constant beside an array that JAX traces is refused,
+    so that code does the same whether it is compiled or not.
     """
     if is_one_library(a, b):
         return
@@ -273,7 +273,7 @@ def _library(x: Array) -> str:
 
 
 def require_one_dtype(op: str, **arrays: Array) -> None:
-    """Refuse arrays whose library or dtype is not that of the first."""
+    """Refuse arrays of several libraries or dtypes."""
     (first, a), *others = arrays.items()
     for name, other in others:
         if type(other) is not type(a):
@@ -285,10 +285,7 @@ def require_one_dtype(op: str, **arrays: Array) -> None:
 def require_integers(
     op: str, name: str, x: Array, beside: Array | None = None, beside_name: str = "x"
 ) -> None:
-    """Refuse indices, counts and positions that are not integers.
-
-    And those of another library than the array that they go with, `beside`.
-    """
+    """Refuse indices that are not integers, or not of the library of `beside`."""
     if beside is not None and type(x) is not type(beside):
         require_one_library(op, beside_name, beside, name, x)
     if known_integer(x) is None:
@@ -340,7 +337,7 @@ def operands(op: str, a: Any, b: Any) -> Operands:
 
 
 def bool_operands(op: str, a: Any, b: Any) -> Operands:
-    """Return the same for boolean arrays; any others are refused."""
+    """Return the same as `operands` for boolean arrays; refuse any others."""
     if type(a) is type(b):
         xp = known_bool(a)
         if xp is not None and a.dtype == b.dtype:
@@ -352,7 +349,7 @@ def bool_operands(op: str, a: Any, b: Any) -> Operands:
 
 
 def checked_operands(op: str, a: Any, b: Any, names: tuple[str, str] = ("a", "b")) -> Operands:
-    """Return the same as `operands`, whatever they are, with the error that says what is wrong."""
+    """Check any two operands, slowly; return them as `operands` does, or raise the error."""
     a, b = python_number(a), python_number(b)
     first, second = names
     if type(b) in NUMBERS:
@@ -378,13 +375,13 @@ def _number_for(op: str, number: float, xp: Primitives, name: str, x: Array) -> 
     """Return `number` if it fits the dtype of the array."""
     if op in _TAKES:
         _TAKES[op](op, x)
-    return held(op, number, xp.dtype(x), name)
+    return fit_number(op, number, xp.dtype(x), name)
 
 
-def held(op: str, number: float, dtype: DType, name: str, advice: str = "") -> float:
+def fit_number(op: str, number: float, dtype: DType, name: str, advice: str = "") -> float:
     """Return `number` if it fits `dtype`; `name` is used in the error."""
     if dtype.kind == "float" or dtype.kind == "complex":
-        # No library takes an integer of any size; some take none of more than 32 bits.
+        # Some libraries take no integer of more than 32 bits.
         if type(number) is not int or -(2**31) <= number < 2**31:
             return number
         try:

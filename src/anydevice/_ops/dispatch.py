@@ -66,13 +66,13 @@ def primitives(x: ArrayT, op: str = "ops", name: str = "") -> PrimitivesOf[Array
 
 
 def float_primitives(op: str, x: ArrayT) -> PrimitivesOf[ArrayT]:
-    """Return the primitives for a floating-point array; any other is refused."""
+    """Return the primitives for a floating-point array; refuse any other."""
     engine = _float_engine(type(x), getattr(x, "dtype", None))
     return _primitives[engine or _require_float(x, op)]
 
 
 def number_primitives(op: str, x: ArrayT) -> PrimitivesOf[ArrayT]:
-    """Return the primitives for an array of numbers; a boolean one is refused."""
+    """Return the primitives for an array of numbers; refuse booleans."""
     engine = _float_engine(type(x), getattr(x, "dtype", None))
     return _primitives[engine or _require_numbers(x, op)]
 
@@ -117,7 +117,7 @@ def own_version(x: Array, name: str, definition: Callable[..., Any]) -> Callable
 
 
 def float_version(x: Array, name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same as `own_version` for a floating-point array; any other is refused."""
+    """Return `own_version` for a floating-point array; refuse any other."""
     engine = _float_engine(type(x), getattr(x, "dtype", None))
     return _fused[engine or _require_float(x, name)].get(name, definition)
 
@@ -125,13 +125,13 @@ def float_version(x: Array, name: str, definition: Callable[..., Any]) -> Callab
 def version_for_dtype(
     x: Array, dtype: Any, name: str, definition: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return the same as `float_version`, where the caller has read the dtype of x, or `None`."""
+    """Return `float_version` for an array whose dtype, or `None`, the caller has read."""
     engine = _float_engine(type(x), dtype)
     return _fused[engine or _require_float(x, name)].get(name, definition)
 
 
 def number_version(x: Array, name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same as `own_version` for an array of numbers; a boolean one is refused."""
+    """Return `own_version` for an array of numbers; refuse booleans."""
     engine = _float_engine(type(x), getattr(x, "dtype", None))
     return _fused[engine or _require_numbers(x, name)].get(name, definition)
 
@@ -161,7 +161,7 @@ def run(own: Callable[..., Any], definition: Callable[..., Result], *arguments: 
 
 
 def run2(own: Callable[..., Any], definition: Callable[..., Result], a: Any, b: Any) -> Result:
-    """Do the same as `run` for two arguments."""
+    """Call as `run` does, with two arguments."""
     try:
         result: Any = own(a, b)
         return definition(a, b) if result is NotImplemented else result
@@ -173,7 +173,7 @@ def run2(own: Callable[..., Any], definition: Callable[..., Result], a: Any, b: 
 def run3(
     own: Callable[..., Any], definition: Callable[..., Result], a: Any, b: Any, c: Any
 ) -> Result:
-    """Do the same as `run` for three arguments."""
+    """Call as `run` does, with three arguments."""
     try:
         result: Any = own(a, b, c)
         return definition(a, b, c) if result is NotImplemented else result
@@ -182,8 +182,17 @@ def run3(
         raise
 
 
+def run_primitive(primitive: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a primitive; errors of its library are explained, as by `explain`."""
+    try:
+        return primitive(*arguments)
+    except Exception as error:
+        explain(error, **_arguments_by_name(primitive, *arguments))
+        raise
+
+
 def explain(error: Exception, **arguments: Any) -> None:
-    """Raise our error where that is what a library's error means; else return.
+    """Raise our own error if a library's error means the same; else return.
 
     That is `OutOfMemoryError`, or `DeviceMismatchError` where arrays are on different devices. The
     arguments are those of the call that failed, by name; its first array says on which device.
@@ -352,7 +361,7 @@ def _add_dtype(kind: type, dtype: Any) -> None:
 
 
 def _require_float(x: Array, op: str) -> str:
-    """Return the engine of a floating-point array; any other is refused."""
+    """Return the engine of a floating-point array; refuse any other."""
     engine = _engine_of(type(x)) or _register(x, op)
     dtype = _primitives[engine].dtype(x)
     if dtype.kind != "float":
@@ -361,7 +370,7 @@ def _require_float(x: Array, op: str) -> str:
 
 
 def _require_numbers(x: Array, op: str) -> str:
-    """Return the engine of an array of numbers; a boolean one is refused."""
+    """Return the engine of an array of numbers; refuse booleans."""
     engine = _engine_of(type(x)) or _register(x, op)
     dtype = _primitives[engine].dtype(x)
     if dtype.kind == "bool":
@@ -370,7 +379,7 @@ def _require_numbers(x: Array, op: str) -> str:
 
 
 def _register(x: Array, op: str, argument: str = "") -> str:
-    """Fill the tables for the type of `x`; the name of its engine."""
+    """Fill the tables for the type of `x`; return the name of its engine."""
     kind, engine = type(x), owner_of(x)
     if engine is None:
         named = argument if argument.isidentifier() else "x"

@@ -12,7 +12,6 @@ import math
 from typing import Any
 
 from anydevice._core.array import Array, ArrayT
-from anydevice._core.primitives import Primitives
 from anydevice._ops.arguments import (
     NUMBERS,
     bool_operands,
@@ -106,8 +105,9 @@ def power(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     [1.0, 4.0, 9.0]
     """
     xp, a, b = operands("power", a, b)
-    if type(b) is int and b < 0:
-        _refuse_negative_power(xp, a, b)
+    if type(b) is int and b < 0 and xp.dtype(a).kind in ("int", "uint"):
+        rule = f"integers have no power {b}, and a is {xp.dtype(a)}; use astype(a, 'float32')"
+        raise wrong("power", rule)
     return xp.pow(a, b)
 
 
@@ -547,13 +547,6 @@ def _refuse_misfit(condition: Array, name: str, x: Any) -> None:
         raise wrong_shapes("where", rule, condition=condition, **{name: x})
 
 
-def _refuse_negative_power(xp: Primitives, a: Array, b: int) -> None:
-    dtype = xp.dtype(a)
-    if dtype.kind == "int" or dtype.kind == "uint":
-        rule = f"integers have no power {b}, and a is {dtype}; use astype(a, 'float32')"
-        raise wrong("power", rule)
-
-
 def _relu(x: ArrayT) -> ArrayT:
     return primitives(x).maximum(x, 0)
 
@@ -569,7 +562,7 @@ def _round(x: ArrayT) -> ArrayT:
     above, rest = xp.add(below, 1), xp.subtract(x, below)
     odd = xp.less(xp.multiply(xp.floor(xp.multiply(below, 0.5)), 2), below)
     up = xp.logical_or(xp.less(0.5, rest), xp.logical_and(xp.equal(rest, 0.5), odd))
-    # What is its own floor stays as it is: infinities, and what is too large for halves.
+    # An integer stays as it is; so do infinities, and numbers too large to have halves.
     return xp.where(xp.equal(below, x), x, xp.where(up, above, below))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
-from math import ceil, prod
 from typing import Any, TypeGuard
 
 from anydevice._core.array import Array, ArrayT
@@ -15,7 +15,7 @@ from anydevice._ops.arguments import (
     NUMBERS,
     axes_of,
     axis_of,
-    held,
+    fit_number,
     in_words,
     integer,
     is_finite,
@@ -36,6 +36,7 @@ from anydevice._ops.dispatch import (
     primitives,
     run2,
     run3,
+    run_primitive,
     wrong_dtype,
 )
 
@@ -54,16 +55,12 @@ def reshape(x: ArrayT, shape: int | Sequence[int]) -> ArrayT:
     xp = primitives(x, "reshape")
     if type(shape) is not tuple or (1 in shape and bool in map(type, shape)):
         shape = shape_of("reshape", shape)
-    count = prod(shape)
+    count = math.prod(shape)
     if type(count) is not int:
         shape = shape_of("reshape", shape)
-    if count != prod(x.shape) or (shape and min(shape) < 0):
+    if count != math.prod(x.shape) or (shape and min(shape) < 0):
         _refuse_misfit(x, shape)
-    try:
-        return xp.reshape(x, shape)
-    except Exception as error:
-        explain(error, x=x)
-        raise
+    return run_primitive(xp.reshape, x, shape)
 
 
 def permute(x: ArrayT, axes: Sequence[int]) -> ArrayT:
@@ -76,11 +73,7 @@ def permute(x: ArrayT, axes: Sequence[int]) -> ArrayT:
     xp = primitives(x, "permute")
     if type(axes) is not tuple or not _in_order(axes, x.ndim):
         axes = _from_the_front(x, axes)
-    try:
-        return xp.permute_dims(x, axes)
-    except Exception as error:
-        explain(error, x=x)
-        raise
+    return run_primitive(xp.permute_dims, x, axes)
 
 
 def concat(arrays: Sequence[ArrayT], axis: int = 0) -> ArrayT:
@@ -122,9 +115,8 @@ def stack(arrays: Sequence[ArrayT], axis: int = 0) -> ArrayT:
         if type(other) is not kind or other.dtype != dtype:
             require_one_dtype("stack", first=first, another=other)
         if other.shape != shape:
-            raise wrong_shapes(
-                "stack", "the arrays must have the same shape", first=first, another=other
-            )
+            rule = "the arrays must have the same shape"
+            raise wrong_shapes("stack", rule, first=first, another=other)
     count = len(shape) + 1
     if type(axis) is not int:
         axis = integer("stack", "axis", axis)
@@ -210,11 +202,7 @@ def slice_axis(x: ArrayT, axis: int, start: int, stop: int, step: int = 1) -> Ar
     if not 0 <= start <= stop <= x.shape[at] or step < 1:
         rule = f"{start}:{stop}:{step} must be a range within axis {axis}, counted from the front"
         raise wrong_shapes("slice_axis", rule, x=x)
-    try:
-        return xp.slice_axis(x, at, start, stop, step)
-    except Exception as error:
-        explain(error, x=x)
-        raise
+    return run_primitive(xp.slice_axis, x, at, start, stop, step)
 
 
 def broadcast_to(x: ArrayT, shape: Sequence[int]) -> ArrayT:
@@ -232,11 +220,7 @@ def broadcast_to(x: ArrayT, shape: Sequence[int]) -> ArrayT:
         fits = all(size == wanted or size == 1 for size, wanted in pairs)
         if len(own) > len(shape) or not fits or (shape and min(shape) < 0):
             raise wrong_shapes("broadcast_to", f"x must broadcast to {shape}", x=x)
-    try:
-        return xp.broadcast_to(x, shape)
-    except Exception as error:
-        explain(error, x=x)
-        raise
+    return run_primitive(xp.broadcast_to, x, shape)
 
 
 def flip(x: ArrayT, axis: Axes = None) -> ArrayT:
@@ -261,11 +245,7 @@ def astype(x: ArrayT, dtype: Kind) -> ArrayT:
     [1, 2]
     """
     xp, wanted = primitives(x, "astype"), as_dtype(dtype)
-    try:
-        return xp.astype(x, wanted)
-    except Exception as error:
-        explain(error, x=x)
-        raise
+    return run_primitive(xp.astype, x, wanted)
 
 
 def one_hot(x: ArrayT, num_classes: int, dtype: Kind = "float32") -> ArrayT:
@@ -292,7 +272,7 @@ def zeros_like(x: ArrayT, dtype: Kind | None = None) -> ArrayT:
     >>> zeros_like(numpy.array([[1.5, 2.5]])).tolist()
     [[0.0, 0.0]]
     """
-    return _full("zeros_like", None, 0, x, "x", dtype)
+    return _full("zeros_like", None, 0, x, dtype)
 
 
 def ones_like(x: ArrayT, dtype: Kind | None = None) -> ArrayT:
@@ -302,7 +282,7 @@ def ones_like(x: ArrayT, dtype: Kind | None = None) -> ArrayT:
     >>> ones_like(numpy.array([[1.5, 2.5]])).tolist()
     [[1.0, 1.0]]
     """
-    return _full("ones_like", None, 1, x, "x", dtype)
+    return _full("ones_like", None, 1, x, dtype)
 
 
 def full_like(x: ArrayT, value: float, dtype: Kind | None = None) -> ArrayT:
@@ -312,7 +292,7 @@ def full_like(x: ArrayT, value: float, dtype: Kind | None = None) -> ArrayT:
     >>> full_like(numpy.array([1, 2]), 7).tolist()
     [7, 7]
     """
-    return _full("full_like", None, value, x, "x", dtype)
+    return _full("full_like", None, value, x, dtype)
 
 
 def zeros(shape: int | Sequence[int], *, like: ArrayT, dtype: Kind | None = None) -> ArrayT:
@@ -322,7 +302,7 @@ def zeros(shape: int | Sequence[int], *, like: ArrayT, dtype: Kind | None = None
     >>> zeros((2, 2), like=numpy.array([1.5])).tolist()
     [[0.0, 0.0], [0.0, 0.0]]
     """
-    return _full("zeros", shape, 0, like, "like", dtype)
+    return _full("zeros", shape, 0, like, dtype)
 
 
 def ones(shape: int | Sequence[int], *, like: ArrayT, dtype: Kind | None = None) -> ArrayT:
@@ -332,7 +312,7 @@ def ones(shape: int | Sequence[int], *, like: ArrayT, dtype: Kind | None = None)
     >>> ones(3, like=numpy.array([1.5]), dtype="int32").tolist()
     [1, 1, 1]
     """
-    return _full("ones", shape, 1, like, "like", dtype)
+    return _full("ones", shape, 1, like, dtype)
 
 
 def full(
@@ -344,7 +324,7 @@ def full(
     >>> full((1, 2), numpy.inf, like=numpy.array([1.5])).tolist()
     [[inf, inf]]
     """
-    return _full("full", shape, value, like, "like", dtype)
+    return _full("full", shape, value, like, dtype)
 
 
 def arange(
@@ -375,15 +355,11 @@ def arange(
         raise wrong("arange", f"{rule}, but they are {', '.join(map(in_words, bounds))}")
     first, last, step = bounds
     exact = float not in map(type, bounds)
-    count = max(0, -((first - last) // step) if exact else ceil((last - first) / step))
+    count = max(0, -((first - last) // step) if exact else math.ceil((last - first) / step))
     ends = (first, first + (count - 1) * step) if count else ()
-    for number in (*ends, *(each for each in bounds if type(each) is float)):
-        held("arange", number, kind, "the array", "give another dtype")
-    try:
-        return _count_from(xp, first, step, count, kind, like)
-    except Exception as error:
-        explain(error, like=like)
-        raise
+    for number in (*ends, *(bound for bound in bounds if type(bound) is float)):
+        fit_number("arange", number, kind, "the array", "give another dtype")
+    return run_primitive(_count_from, xp, first, step, count, kind, like)
 
 
 def eye(
@@ -487,12 +463,8 @@ def cache_write(cache: ArrayT, new: ArrayT, positions: ArrayT) -> ArrayT:
     require_one_dtype("cache_write", cache=cache, new=new)
     require_integers("cache_write", "positions", positions, cache, "cache")
     cache_shape, new_shape = tuple(cache.shape), tuple(new.shape)
-    if (
-        len(cache_shape) != 4
-        or len(new_shape) != 4
-        or cache_shape[:2] != new_shape[:2]
-        or cache_shape[3] != new_shape[3]
-    ):
+    fits = len(cache_shape) == len(new_shape) == 4 and cache_shape[:2] == new_shape[:2]
+    if not fits or cache_shape[3] != new_shape[3]:
         rule = "cache must be (batch, heads, keys, size) and new (batch, heads, tokens, size)"
         raise wrong_shapes("cache_write", rule, cache=cache, new=new)
     if tuple(positions.shape) not in ((new_shape[2],), (new_shape[0], new_shape[2])):
@@ -503,16 +475,16 @@ def cache_write(cache: ArrayT, new: ArrayT, positions: ArrayT) -> ArrayT:
 
 def _in_order(axes: Sequence[int], count: int) -> bool:
     """Whether these are all `count` axes, counted from the front, in any order."""
-    found = 0
+    present = 0
     for axis in axes:
         if type(axis) is not int or not 0 <= axis < count:
             return False
-        found |= 1 << axis
-    return len(axes) == count and found == (1 << count) - 1
+        present |= 1 << axis
+    return len(axes) == count and present == (1 << count) - 1
 
 
 def _from_the_front(x: Array, axes: Sequence[int]) -> tuple[int, ...]:
-    """Get the axes counted from the front; raises an error unless they are each axis of x once."""
+    """Return the axes counted from the front; raise an error unless each axis is there once."""
     if not isinstance(axes, (tuple, list)):
         raise wrong("permute", f"axes must be a tuple of integers, not {in_words(axes)}")
     order = tuple([axis_of("permute", x, axis) for axis in axes])
@@ -522,7 +494,7 @@ def _from_the_front(x: Array, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _ends_with(shape: Any, own: Shape) -> TypeGuard[Shape]:
-    """Whether a shape is plain numbers that end with all those of another."""
+    """Whether `shape` is a tuple of sizes that ends with the sizes of `own`."""
     if type(shape) is not tuple or len(shape) < len(own):
         return False
     for size in shape:
@@ -540,9 +512,9 @@ def _refuse_unlike(first: Array, other: Array, at: int) -> None:
 
 def _refuse_misfit(x: Array, shape: Shape) -> None:
     """Raise an error unless x fits the shape with one size of -1 inferred."""
-    rest = -prod(shape)
+    rest = -math.prod(shape)
     one_left = shape.count(-1) == 1 and min(shape) == -1 and rest
-    if not one_left or prod(x.shape) % rest:
+    if not one_left or math.prod(x.shape) % rest:
         raise wrong_shapes("reshape", f"the shape {shape} must have as many elements as x", x=x)
 
 
@@ -557,11 +529,11 @@ def _require_arrays(op: str, arrays: Sequence[Array]) -> None:
 def _sides_of(x: Array, widths: int | Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Return how many elements come before and after each axis."""
     count, one = len(x.shape), python_number(widths)
-    each = [(one, one)] * count if type(one) is int else one
-    if not isinstance(each, tuple | list) or not all(isinstance(x, tuple | list) for x in each):
+    pairs = [(one, one)] * count if type(one) is int else one
+    if not isinstance(pairs, tuple | list) or not all(isinstance(x, tuple | list) for x in pairs):
         rule = "widths must be an integer, or (before, after) for each axis"
         raise wrong("pad", f"{rule}, not {in_words(widths)}")
-    sides = tuple([pair_of("pad", "each of widths", pair, 0) for pair in each])
+    sides = tuple([pair_of("pad", "each of widths", pair, 0) for pair in pairs])
     if len(sides) != count:
         rule = f"widths must have one (before, after) for each axis and has {len(sides)}"
         raise wrong_shapes("pad", rule, x=x)
@@ -571,11 +543,11 @@ def _sides_of(x: Array, widths: int | Sequence[tuple[int, int]]) -> tuple[tuple[
 def _number_in(
     op: str, name: str, value: float, dtype: DType, advice: str = "give another dtype"
 ) -> float:
-    """Return a number that a new array is made of, where its dtype holds it."""
+    """Return `value` as a Python number that `dtype` holds."""
     number: float = python_number(value)
     if type(number) not in NUMBERS:
         raise wrong(op, f"{name} must be a number, not {in_words(number)}")
-    return held(op, number, dtype, "the array", advice)
+    return fit_number(op, number, dtype, "the array", advice)
 
 
 def _kind_like(
@@ -586,29 +558,20 @@ def _kind_like(
 
 
 def _full(
-    op: str,
-    shape: int | Sequence[int] | None,
-    value: float,
-    like: ArrayT,
-    name: str,
-    dtype: Kind | None,
+    op: str, shape: int | Sequence[int] | None, value: float, like: ArrayT, dtype: Kind | None
 ) -> ArrayT:
-    xp, kind = _kind_like(op, like, name, dtype)
+    xp, kind = _kind_like(op, like, "x" if shape is None else "like", dtype)
     sizes = tuple(like.shape) if shape is None else shape_of(op, shape)
     if shape is not None and sizes and min(sizes) < 0:
         raise wrong(op, f"a shape must have no negative sizes, but it is {sizes}")
     number = _number_in(op, "value", value, kind)
-    try:
-        return xp.full(sizes, number, kind, like)
-    except Exception as error:
-        explain(error, **{name: like})
-        raise
+    return run_primitive(xp.full, sizes, number, kind, like)
 
 
 def _count_from(
     xp: PrimitivesOf[ArrayT], start: float, step: float, count: int, dtype: DType, like: ArrayT
 ) -> ArrayT:
-    if dtype.kind == "uint" and step < 0:  # it has no negative numbers, not even to multiply with
+    if dtype.kind == "uint" and step < 0:  # which has no negative step to multiply by
         return flip(_count_from(xp, start + (count - 1) * step, -step, count, dtype, like), 0)
     if dtype.bits >= 32 and (start, step) == (0, 1):
         return xp.arange(count, dtype, like)

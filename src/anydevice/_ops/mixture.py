@@ -22,7 +22,7 @@ from anydevice._ops.arguments import (
     wrong_shapes,
 )
 from anydevice._ops.dispatch import float_version, known_float, primitives, run, wrong_dtype
-from anydevice._ops.elementwise import gelu, swiglu
+from anydevice._ops.elementwise import gelu, multiply, swiglu
 from anydevice._ops.products import linear
 
 
@@ -86,13 +86,7 @@ def experts(
     if not isinstance(activation, str) or activation not in _GATED:
         names = ", ".join(_GATED)
         raise wrong("experts", f"activation must be one of {names}, not {in_words(activation)}")
-    alpha, limit = finite_numbers(
-        "experts",
-        "above 0",
-        lambda number: number > 0,
-        alpha=alpha,
-        limit=limit,
-    )
+    alpha, limit = finite_numbers("experts", "above 0", lambda n: n > 0, alpha=alpha, limit=limit)
     return run(
         own, _experts,
         x, gate_up, down, chosen, weights, gate_up_bias, down_bias, activation, alpha, limit,
@@ -124,14 +118,6 @@ def _refuse_shapes(
 # The networks
 
 
-def _geglu(gate: ArrayT, up: ArrayT, alpha: float, limit: float) -> ArrayT:
-    return primitives(gate).multiply(gelu(gate), up)
-
-
-def _geglu_tanh(gate: ArrayT, up: ArrayT, alpha: float, limit: float) -> ArrayT:
-    return primitives(gate).multiply(gelu(gate, approximate=True), up)
-
-
 def _clipped_swiglu(gate: ArrayT, up: ArrayT, alpha: float, limit: float) -> ArrayT:
     xp = primitives(gate)
     gate = xp.minimum(gate, limit)
@@ -142,8 +128,8 @@ def _clipped_swiglu(gate: ArrayT, up: ArrayT, alpha: float, limit: float) -> Arr
 
 _GATED: Mapping[str, Callable[[Array, Array, float, float], Array]] = {
     "swiglu": lambda gate, up, alpha, limit: swiglu(gate, up),
-    "geglu": _geglu,
-    "geglu_tanh": _geglu_tanh,
+    "geglu": lambda gate, up, alpha, limit: multiply(gelu(gate), up),
+    "geglu_tanh": lambda gate, up, alpha, limit: multiply(gelu(gate, approximate=True), up),
     "clipped_swiglu": _clipped_swiglu,
 }
 
@@ -205,7 +191,7 @@ class _Networks:
         return xp.add(product, xp.reshape(widened(xp, bias), (bias.shape[0], 1, bias.shape[1])))
 
 
-# Who computes what
+# Which products are computed
 
 
 def _experts(
@@ -220,7 +206,9 @@ def _experts(
     weights = xp.astype(weights, xp.dtype(widened(xp, x)))
     where = _where(chosen)
     if where == "host" or (where == "device" and tokens > FEW_TOKENS):
-        result = _sorted_by_expert(networks, x, _on_host(chosen), weights)
+        engine = owner_of(chosen)
+        assert engine is not None
+        result = _sort_by_expert(networks, x, engine.to_host(chosen), weights)
     elif tokens * k * COPIED <= count:
         result = _gather_experts(networks, x, chosen, weights)
     elif tokens <= FEW_TOKENS:
@@ -237,7 +225,7 @@ COPIED = 12
 
 
 def _where(chosen: Array) -> str:
-    """Whether the indices are on the host, on a device that is to be waited for, or not there."""
+    """Return where the indices are: on the host, on a device, or nowhere while code is traced."""
     engine = owner_of(chosen)
     compiling = sys._getframe(1).f_globals.get("__name__", "").startswith("torch._dynamo.")
     if compiling or engine is None or engine.is_traced(chosen):
@@ -248,14 +236,8 @@ def _where(chosen: Array) -> str:
 _where._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _on_host(x: Array) -> Any:
-    engine = owner_of(x)
-    assert engine is not None
-    return engine.to_host(x)
-
-
-def _sorted_by_expert(networks: _Networks, x: ArrayT, chosen: Any, weights: ArrayT) -> ArrayT:
-    """Return one product for each expert that is used, over all rows that chose it."""
+def _sort_by_expert(networks: _Networks, x: ArrayT, chosen: Any, weights: ArrayT) -> ArrayT:
+    """Compute one product for each chosen expert, over all rows that chose it."""
     import numpy as np
 
     xp, (tokens, k) = networks.xp, chosen.shape
@@ -282,7 +264,7 @@ def _sorted_by_expert(networks: _Networks, x: ArrayT, chosen: Any, weights: Arra
 
 
 def _gather_experts(networks: _Networks, x: ArrayT, chosen: ArrayT, weights: ArrayT) -> ArrayT:
-    """Return the matrices of each choice side by side: nothing of the choice has to be known."""
+    """Copy the matrices of each choice, so that the host need not know the choices."""
     xp, (tokens, k) = networks.xp, chosen.shape
     inside, safe = _inside(xp, chosen, networks.count)
     rows = xp.broadcast_to(xp.reshape(x, (tokens, 1, x.shape[1])), (tokens, k, x.shape[1]))
@@ -293,7 +275,7 @@ def _gather_experts(networks: _Networks, x: ArrayT, chosen: ArrayT, weights: Arr
 
 
 def _side_by_side(networks: _Networks, x: ArrayT, chosen: ArrayT, weights: ArrayT) -> ArrayT:
-    """Return every expert for every token at once, and of that what was chosen."""
+    """Apply every expert to every token at once, and take the outputs that were chosen."""
     xp, (tokens, k) = networks.xp, chosen.shape
     inside, safe = _inside(xp, chosen, networks.count)
     row = xp.reshape(xp.arange(tokens, INT32, x), (tokens, 1))
@@ -304,17 +286,17 @@ def _side_by_side(networks: _Networks, x: ArrayT, chosen: ArrayT, weights: Array
 def _weighted_sum(
     xp: PrimitivesOf[ArrayT], outputs: ArrayT, inside: ArrayT, weights: ArrayT
 ) -> ArrayT:
-    """Return the sum of what the choices (tokens × k, hidden) give, each by its weight."""
+    """Return the weighted sum of the outputs (tokens × k, hidden) of each token's choices."""
     shape = (*weights.shape, 1)
     outputs = xp.reshape(outputs, (*weights.shape, outputs.shape[1]))
-    # Left out before they are multiplied: 0 × NaN would be a gradient.
+    # Masked before they are multiplied: 0 × NaN would be a gradient.
     own = xp.where(xp.reshape(inside, shape), outputs, 0.0)
     shares = xp.reshape(xp.where(inside, weights, 0.0), shape)
     return xp.sum(xp.multiply(own, shares), 1)
 
 
 def _all_experts(networks: _Networks, x: ArrayT, chosen: ArrayT, weights: ArrayT) -> ArrayT:
-    """Return every expert for every token, one after the other: what was not chosen is left out."""
+    """Apply every expert to every token, one expert after the other; mask what was not chosen."""
     xp, (tokens, _) = networks.xp, chosen.shape
     inside, safe = _inside(xp, chosen, networks.count)
     total: Any = None
@@ -328,7 +310,7 @@ def _all_experts(networks: _Networks, x: ArrayT, chosen: ArrayT, weights: ArrayT
 
 
 def _inside(xp: PrimitivesOf[ArrayT], chosen: ArrayT, count: int) -> tuple[ArrayT, ArrayT]:
-    """Return whether choices are experts, and int32 numbers that all are."""
+    """Return whether each choice is in range, and the choices as int32, 0 where they are not."""
     if xp.dtype(chosen).bits < 32:
         chosen = xp.astype(chosen, INT32)
     inside = xp.less(chosen, count)

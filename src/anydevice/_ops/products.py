@@ -1,31 +1,34 @@
-"""Products of matrices, and sums of products by names of axes."""
+"""Products of matrices, Einstein sums, 2-d convolutions as matrix products, and pooling."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import prod
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from anydevice._core.array import Array, ArrayT
 from anydevice._core.primitives import PrimitivesOf
 from anydevice._ops.arguments import (
     broadcasts,
-    different_dtypes,
     in_words,
+    pair_of,
     require_one_dtype,
-    require_one_library,
     widened,
     wrong,
     wrong_shapes,
 )
 from anydevice._ops.dispatch import (
     compiled,
-    explain,
+    float_version,
     number_primitives,
     number_version,
+    own_version,
     primitives,
+    run,
     run3,
+    run_primitive,
+    version_for_dtype,
 )
-from anydevice.errors import ConfigurationError
+from anydevice._ops.manipulation import flip, padded
 
 
 @compiled
@@ -40,10 +43,8 @@ def matmul(a: ArrayT, b: ArrayT) -> ArrayT:
     (5, 2, 4)
     """
     own = number_version(a, "matmul", _matmul)
-    if type(b) is not type(a):
-        require_one_library("matmul", "a", a, "b", b)
-    if a.dtype != b.dtype:
-        raise different_dtypes("matmul", a=a, b=b)
+    if type(b) is not type(a) or a.dtype != b.dtype:
+        require_one_dtype("matmul", a=a, b=b)
     left, right = a.shape, b.shape
     if len(left) < 2 or len(right) < 2:
         raise wrong_shapes("matmul", "both must have rows and columns", a=a, b=b)
@@ -65,18 +66,14 @@ def linear(x: ArrayT, weight: ArrayT, bias: ArrayT | None = None) -> ArrayT:
     [[3.0, 4.0, 5.0, 6.0], [3.0, 4.0, 5.0, 6.0]]
     """
     own = number_version(x, "linear", _linear)
-    if type(weight) is not type(x):
-        require_one_library("linear", "x", x, "weight", weight)
-    if x.dtype != weight.dtype:
-        raise different_dtypes("linear", x=x, weight=weight)
+    if type(weight) is not type(x) or x.dtype != weight.dtype:
+        require_one_dtype("linear", x=x, weight=weight)
     shape, sizes = weight.shape, x.shape
     if len(shape) != 2 or not sizes or sizes[-1] != shape[1]:
         raise wrong_shapes("linear", "weight must be (out, in) and x (…, in)", x=x, weight=weight)
     if bias is not None:
-        if type(bias) is not type(x):
-            require_one_library("linear", "x", x, "bias", bias)
-        if x.dtype != bias.dtype:
-            raise different_dtypes("linear", x=x, bias=bias)
+        if type(bias) is not type(x) or x.dtype != bias.dtype:
+            require_one_dtype("linear", x=x, bias=bias)
         if len(bias.shape) != 1 or bias.shape[0] != shape[0]:
             raise wrong_shapes("linear", "bias must be (out,)", weight=weight, bias=bias)
     return run3(own, _linear, x, weight, bias)
@@ -118,14 +115,12 @@ def einsum(subscripts: str, *arrays: ArrayT) -> ArrayT:
         raise wrong("einsum", f"there are no arrays for {subscripts!r}")
     number_primitives("einsum", arrays[0])
     require_one_dtype("einsum", **{f"array {n}": x for n, x in enumerate(arrays)})
-    try:
-        return _einsum(subscripts, arrays)
-    except Exception as error:
-        explain(error, arrays=arrays)
-        raise
+    return run_primitive(_einsum, subscripts, arrays)
 
 
-def biased(xp: PrimitivesOf[ArrayT], product: ArrayT, bias: ArrayT | None, like: ArrayT) -> ArrayT:
+def _add_bias(
+    xp: PrimitivesOf[ArrayT], product: ArrayT, bias: ArrayT | None, like: ArrayT
+) -> ArrayT:
     """Return a product and its bias, rounded to the dtype of `like`."""
     if bias is not None:
         product = xp.add(product, xp.astype(bias, xp.dtype(product)))
@@ -139,11 +134,11 @@ def _matmul(a: ArrayT, b: ArrayT) -> ArrayT:
 def _linear(x: ArrayT, weight: ArrayT, bias: ArrayT | None) -> ArrayT:
     xp = primitives(x)
     outputs, inputs = weight.shape
-    rows = xp.reshape(x, (prod(x.shape[:-1]), inputs))
+    rows = xp.reshape(x, (math.prod(x.shape[:-1]), inputs))
     columns = xp.permute_dims(weight, (1, 0))
     if bias is not None:  # the sum with it must be rounded only once
         rows, columns = widened(xp, rows), widened(xp, columns)
-    product = biased(xp, xp.matmul(rows, columns), bias, x)
+    product = _add_bias(xp, xp.matmul(rows, columns), bias, x)
     return xp.reshape(product, (*x.shape[:-1], outputs))
 
 
@@ -152,7 +147,7 @@ def _einsum(subscripts: str, arrays: Sequence[ArrayT]) -> ArrayT:
     xp, dtype = primitives(arrays[0]), primitives(arrays[0]).dtype(arrays[0])
     sizes = _sizes_of(subscripts, terms, arrays)
     left, names = _diagonal(xp, arrays[0], terms[0])
-    # Two arrays, each axis of which is needed: one product, which rounds once by itself.
+    # Two arrays without an axis to sum over first: one product, which rounds once by itself.
     plain = len(arrays) == 2 and all(
         len(set(one)) == len(one) and set(one) <= {*other, *result}
         for one, other in (terms, terms[::-1])
@@ -183,8 +178,10 @@ def _axes_of(subscripts: str, arrays: Sequence[Array]) -> tuple[list[Names], Nam
         before, dots, after = text.partition("...")
         rest = len(x.shape) - len(before) - len(after)
         letters = before + after
-        if rest < 0 or (rest and not dots) or not (letters.isalpha() or not letters):
-            raise _unfit(text, letters, x)
+        if letters and not letters.isalpha():
+            raise wrong("einsum", f"axes must be letters, or '...' once, not {text!r}")
+        if rest < 0 or (rest and not dots):
+            raise wrong_shapes("einsum", f"{text!r} must have a letter for each axis", x=x)
         several = tuple([str(at - rest) for at in range(rest)])
         terms.append((*before, *several, *after))
     everything = [name for term in terms for name in term]
@@ -200,12 +197,6 @@ def _axes_of(subscripts: str, arrays: Sequence[Array]) -> tuple[list[Names], Nam
     return terms, result
 
 
-def _unfit(text: str, letters: str, x: Array) -> ConfigurationError:
-    if letters and not letters.isalpha():
-        return wrong("einsum", f"axes must be letters, or '...' once, not {text!r}")
-    return wrong_shapes("einsum", f"{text!r} must have a letter for each axis", x=x)
-
-
 def _sizes_of(subscripts: str, terms: Sequence[Names], arrays: Sequence[Array]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for term, x in zip(terms, arrays, strict=True):
@@ -219,7 +210,7 @@ def _sizes_of(subscripts: str, terms: Sequence[Names], arrays: Sequence[Array]) 
 
 
 def _diagonal(xp: PrimitivesOf[ArrayT], x: ArrayT, names: Names) -> tuple[ArrayT, Names]:
-    """Return the elements whose places agree on axes of one name, which become one, at the end."""
+    """Return the diagonal over all axes of one name; they become one axis, the last."""
     for name in dict.fromkeys(names):
         while names.count(name) > 1:
             one = names.index(name)
@@ -236,7 +227,7 @@ def _diagonal(xp: PrimitivesOf[ArrayT], x: ArrayT, names: Names) -> tuple[ArrayT
 def _sum_unneeded(
     xp: PrimitivesOf[ArrayT], x: ArrayT, names: Names, needed: set[str]
 ) -> tuple[ArrayT, Names]:
-    """Return the sum over the axes that are not needed any more."""
+    """Sum over the axes that no later array and not the result needs."""
     gone = tuple([at for at, name in enumerate(names) if name not in needed])
     if not gone:
         return x, names
@@ -252,7 +243,7 @@ def _product(
     needed: set[str],
     sizes: Mapping[str, int],
 ) -> tuple[ArrayT, Names]:
-    """Return the product of two arrays, added up over the axes of both that are not needed."""
+    """Multiply two arrays, and sum over the axes of both that are not needed later."""
     shared = [name for name in a_names if name in b_names]
     batch = [name for name in shared if name in needed]
     inner = [name for name in shared if name not in needed]
@@ -265,8 +256,10 @@ def _product(
         product = xp.multiply(left, right)
         axes = tuple(range(len(names), len(names) + len(inner)))
         return (xp.sum(product, axes) if axes else product), names
-    high, deep, wide = (prod([sizes[name] for name in some]) for some in (rows, inner, columns))
-    first = (prod([sizes[name] for name in batch]),) if batch else ()
+    high, deep, wide = (
+        math.prod([sizes[name] for name in some]) for some in (rows, inner, columns)
+    )
+    first = (math.prod([sizes[name] for name in batch]),) if batch else ()
     left = _arrange_axes(xp, a, a_names, [*batch, *rows, *inner], sizes)
     right = _arrange_axes(xp, b, b_names, [*batch, *inner, *columns], sizes)
     product = xp.matmul(
@@ -283,9 +276,7 @@ def _arrange_axes(
     sizes: Mapping[str, int],
     missing: Sequence[str] = (),
 ) -> ArrayT:
-    """Return the axes in an order, of size 1 where they are missing, of full size where both have
-    them.
-    """
+    """Return the axes in `order`; one in `missing` has size 1, and the others are broadcast."""
     present = [name for name in order if name in names]
     turned = _transpose(xp, x, [names.index(name) for name in present])
     if missing:
@@ -296,3 +287,200 @@ def _arrange_axes(
 
 def _transpose(xp: PrimitivesOf[ArrayT], x: ArrayT, axes: Sequence[int]) -> ArrayT:
     return x if list(axes) == sorted(axes) else xp.permute_dims(x, tuple(axes))
+
+
+Pair = tuple[int, int]
+
+
+def conv2d(
+    x: ArrayT,
+    weight: ArrayT,
+    bias: ArrayT | None = None,
+    stride: int | Pair = 1,
+    padding: int | Pair = 0,
+) -> ArrayT:
+    """Return the 2-d convolution of images with filters, in the dtype of x.
+
+    x is (batch, channels, height, width), weight (filters, channels, kernel height, kernel width),
+    bias (filters,) or `None`; `padding` zeros are added on each side. The result is
+    (batch, filters, out height, out width), where out = (size + 2 padding - kernel) // stride + 1.
+    This is a cross-correlation: filters are not flipped.
+
+    >>> import numpy
+    >>> conv2d(numpy.ones((1, 2, 4, 4)), numpy.ones((3, 2, 3, 3)), padding=1)[0, 0].tolist()[0]
+    [8.0, 12.0, 12.0, 8.0]
+    """
+    dtype = getattr(x, "dtype", None)
+    own = version_for_dtype(x, dtype, "conv2d", _conv2d)
+    if type(weight) is not type(x) or weight.dtype != dtype:
+        require_one_dtype("conv2d", x=x, weight=weight)
+    image, filters = x.shape, weight.shape
+    if len(image) != 4 or len(filters) != 4 or image[1] != filters[1]:
+        rule = (
+            "x must be (batch, channels, height, width), weight (filters, channels, height, width)"
+        )
+        raise wrong_shapes("conv2d", rule, x=x, weight=weight)
+    if bias is not None:
+        require_one_dtype("conv2d", x=x, bias=bias)
+        if bias.shape != filters[:1]:
+            raise wrong_shapes("conv2d", "bias must be (filters,)", weight=weight, bias=bias)
+    steps, zeros = pair_of("conv2d", "stride", stride, 1), pair_of("conv2d", "padding", padding, 0)
+    high, wide = image[2] + 2 * zeros[0], image[3] + 2 * zeros[1]
+    if not (0 < filters[2] <= high and 0 < filters[3] <= wide):
+        rule = f"filters must be at least (1, 1) and not larger than x with its padding of {zeros}"
+        raise wrong_shapes("conv2d", rule, x=x, weight=weight)
+    return run(own, _conv2d, x, weight, bias, steps, zeros)
+
+
+def conv_transpose2d(
+    x: ArrayT,
+    weight: ArrayT,
+    bias: ArrayT | None = None,
+    stride: int | Pair = 1,
+    padding: int | Pair = 0,
+    output_padding: int | Pair = 0,
+) -> ArrayT:
+    """Return the transpose of `conv2d`, which maps its results back to the size of its images.
+
+    x is (batch, channels, height, width), weight (channels, filters, kernel height, kernel width),
+    bias (filters,) or `None`. Each element of x adds its multiple of a filter to the result, the
+    next one `stride` further; `padding` rows and columns are cut off on each side. The result is
+    (batch, filters, out height, out width), where out = (size - 1) stride - 2 padding + kernel +
+    output_padding. `conv2d` maps several sizes to the same one: `output_padding`, smaller than the
+    stride, chooses among them.
+
+    >>> import numpy
+    >>> x, weight = numpy.array([[[[1.0, 2.0]]]]), numpy.ones((1, 1, 1, 3))
+    >>> conv_transpose2d(x, weight, stride=2).tolist()
+    [[[[1.0, 1.0, 3.0, 2.0, 2.0]]]]
+    """
+    op = "conv_transpose2d"
+    own = float_version(x, op, _conv_transpose2d)
+    require_one_dtype(op, x=x, weight=weight)
+    image, filters = x.shape, weight.shape
+    if len(image) != 4 or len(filters) != 4 or image[1] != filters[0]:
+        rule = (
+            "x must be (batch, channels, height, width), weight (channels, filters, height, width)"
+        )
+        raise wrong_shapes(op, rule, x=x, weight=weight)
+    if bias is not None:
+        require_one_dtype(op, x=x, bias=bias)
+        if bias.shape != filters[1:2]:
+            raise wrong_shapes(op, "bias must be (filters,)", weight=weight, bias=bias)
+    steps, cut = pair_of(op, "stride", stride, 1), pair_of(op, "padding", padding, 0)
+    more = pair_of(op, "output_padding", output_padding, 0)
+    if more[0] >= steps[0] or more[1] >= steps[1]:
+        raise wrong(op, f"output_padding must be smaller than the stride of {steps}, not {more}")
+    sizes = [(image[2 + n] - 1) * steps[n] + filters[2 + n] + more[n] for n in (0, 1)]
+    filled = image[2] and image[3] and filters[2] and filters[3]
+    if not filled or sizes[0] <= 2 * cut[0] or sizes[1] <= 2 * cut[1]:
+        rule = f"something must be left after a padding of {cut} is cut off"
+        raise wrong_shapes(op, rule, x=x, weight=weight)
+    return run(own, _conv_transpose2d, x, weight, bias, steps, cut, more)
+
+
+def max_pool2d(x: ArrayT, size: int | Pair, stride: int | Pair | None = None) -> ArrayT:
+    """Return the largest element of each window of an image; NaN propagates.
+
+    x is (batch, channels, height, width); the windows are `size` high and wide and `stride` apart;
+    the default stride is `size`. The result is (batch, channels, out height, out width), where
+    out = (input - size) // stride + 1: a remainder at the end is ignored.
+
+    >>> import numpy
+    >>> max_pool2d(numpy.arange(16.0).reshape(1, 1, 4, 4), 2).tolist()
+    [[[[5.0, 7.0], [13.0, 15.0]]]]
+    """
+    own = own_version(x, "max_pool2d", _max_pool2d)
+    window, steps = _windows_of("max_pool2d", x, size, stride)
+    return run3(own, _max_pool2d, x, window, steps)
+
+
+def avg_pool2d(x: ArrayT, size: int | Pair, stride: int | Pair | None = None) -> ArrayT:
+    """Return the mean of each window of an image; shapes as in `max_pool2d`.
+
+    >>> import numpy
+    >>> avg_pool2d(numpy.arange(16.0).reshape(1, 1, 4, 4), 2).tolist()
+    [[[[2.5, 4.5], [10.5, 12.5]]]]
+    """
+    own = float_version(x, "avg_pool2d", _avg_pool2d)
+    window, steps = _windows_of("avg_pool2d", x, size, stride)
+    return run3(own, _avg_pool2d, x, window, steps)
+
+
+def _windows_of(
+    op: str, x: Array, size: int | Pair, stride: int | Pair | None
+) -> tuple[Pair, Pair]:
+    window = pair_of(op, "size", size, 1)
+    steps = window if stride is None else pair_of(op, "stride", stride, 1)
+    shape = x.shape
+    if len(shape) != 4:
+        raise wrong_shapes(op, "x must be (batch, channels, height, width)", x=x)
+    if shape[2] < window[0] or shape[3] < window[1]:
+        raise wrong_shapes(op, f"windows of {window} must not be larger than x", x=x)
+    return window, steps
+
+
+def _conv2d(x: ArrayT, weight: ArrayT, bias: ArrayT | None, stride: Pair, padding: Pair) -> ArrayT:
+    xp = primitives(x)
+    filters, channels, high, wide = weight.shape
+    image = padded(xp, padded(xp, x, 2, padding[0], padding[0]), 3, padding[1], padding[1])
+    parts = list(_shifted_views(xp, image, (high, wide), stride))
+    batch, _, out_high, out_wide = parts[0].shape
+    apart = [xp.reshape(part, (batch, channels, 1, out_high, out_wide)) for part in parts]
+    taken = channels * high * wide
+    columns = xp.reshape(xp.concat(apart, 2), (batch, taken, out_high * out_wide))
+    rows = xp.reshape(weight, (filters, taken))
+    if bias is not None:  # the sum with it must be rounded only once
+        rows, columns = widened(xp, rows), widened(xp, columns)
+        bias = xp.reshape(bias, (filters, 1))
+    product = _add_bias(xp, xp.matmul(rows, columns), bias, x)
+    return xp.reshape(product, (batch, filters, out_high, out_wide))
+
+
+def _conv_transpose2d(
+    x: ArrayT, weight: ArrayT, bias: ArrayT | None, stride: Pair, padding: Pair, more: Pair
+) -> ArrayT:
+    """Convolve x, with zeros between its elements, with the flipped filters."""
+    xp = primitives(x)
+    for axis, step, cut, extra in zip((2, 3), stride, padding, more, strict=True):
+        around = weight.shape[axis] - 1 - cut
+        x = padded(xp, _spread(xp, x, axis, step), axis, around, around + extra)
+    return conv2d(x, xp.permute_dims(flip(weight, (2, 3)), (1, 0, 2, 3)), bias)
+
+
+def _spread(xp: PrimitivesOf[ArrayT], x: ArrayT, axis: int, step: int) -> ArrayT:
+    """Put `step - 1` zeros between the elements of an axis."""
+    if step == 1:
+        return x
+    before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    zeros = xp.full((*before, size, step - 1, *after), 0, xp.dtype(x), x)
+    apart = xp.concat([xp.reshape(x, (*before, size, 1, *after)), zeros], axis + 1)
+    together = xp.reshape(apart, (*before, size * step, *after))
+    return xp.slice_axis(together, axis, 0, (size - 1) * step + 1)
+
+
+def _shifted_views(
+    xp: PrimitivesOf[ArrayT], x: ArrayT, window: Pair, stride: Pair
+) -> Iterator[ArrayT]:
+    """Yield, for each position in a window, the elements of all windows at that position."""
+    ends = [size - window[n] + 1 for n, size in enumerate(x.shape[2:])]
+    for down in range(window[0]):
+        rows = xp.slice_axis(x, 2, down, down + ends[0], stride[0])
+        for along in range(window[1]):
+            yield xp.slice_axis(rows, 3, along, along + ends[1], stride[1])
+
+
+def _max_pool2d(x: ArrayT, size: Pair, stride: Pair) -> ArrayT:
+    xp = primitives(x)
+    largest, *others = _shifted_views(xp, x, size, stride)
+    for other in others:
+        largest = xp.maximum(largest, other)
+    return largest
+
+
+def _avg_pool2d(x: ArrayT, size: Pair, stride: Pair) -> ArrayT:
+    xp = primitives(x)
+    total, *others = _shifted_views(xp, widened(xp, x), size, stride)
+    for other in others:
+        total = xp.add(total, other)
+    return xp.astype(xp.divide(total, float(size[0] * size[1])), xp.dtype(x))

@@ -1,4 +1,4 @@
-"""Along axes: sums, products, means, the largest and smallest, their indices and their order."""
+"""Along axes: sums, means, extremes, their indices and order, softmax and norms."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from anydevice._ops.arguments import (
     integer,
     is_finite,
     python_number,
+    require_one_library,
     wide,
     widened,
     wrong,
     wrong_shapes,
 )
 from anydevice._ops.dispatch import (
-    explain,
+    compiled,
+    float_primitives,
     float_version,
     known_bool,
     known_float,
@@ -31,6 +33,9 @@ from anydevice._ops.dispatch import (
     run,
     run2,
     run3,
+    run_primitive,
+    version_for_dtype,
+    version_for_mixed_dtypes,
 )
 from anydevice._ops.manipulation import flip, padded
 
@@ -52,18 +57,8 @@ def sum(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa
         xp = primitives(x, "sum")
         if xp.dtype(x).kind == "bool":
             x = run2(xp.astype, xp.astype, x, INT32)
-    axes: int | tuple[int, ...]
-    if type(axis) is int:
-        axes = axis_of("sum", x, axis)
-    else:
-        axes = axes_of("sum", x, axis)
-        if not axes:
-            return x
-    try:
-        return xp.sum(x, axes, keepdims)
-    except Exception as error:
-        explain(error, x=x)
-        raise
+    axes = axis_of("sum", x, axis) if type(axis) is int else axes_of("sum", x, axis)
+    return x if axes == () else run_primitive(xp.sum, x, axes, keepdims)
 
 
 def prod(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:
@@ -218,18 +213,8 @@ def max(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa
     [3.0, 6.0]
     """
     xp = primitives(x, "max")
-    axes: int | tuple[int, ...]
-    if type(axis) is int:
-        axes = _filled_axis("max", x, axis)
-    else:
-        axes = _nonempty_axes("max", x, axis)
-        if not axes:
-            return x
-    try:
-        return xp.max(x, axes, keepdims)
-    except Exception as error:
-        explain(error, x=x)
-        raise
+    axes = _filled_axis("max", x, axis) if type(axis) is int else _nonempty_axes("max", x, axis)
+    return x if axes == () else run_primitive(xp.max, x, axes, keepdims)
 
 
 def min(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa: A001  as everywhere
@@ -242,18 +227,8 @@ def min(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa
     [1.0, 2.0]
     """
     xp = primitives(x, "min")
-    axes: int | tuple[int, ...]
-    if type(axis) is int:
-        axes = _filled_axis("min", x, axis)
-    else:
-        axes = _nonempty_axes("min", x, axis)
-        if not axes:
-            return x
-    try:
-        return xp.min(x, axes, keepdims)
-    except Exception as error:
-        explain(error, x=x)
-        raise
+    axes = _filled_axis("min", x, axis) if type(axis) is int else _nonempty_axes("min", x, axis)
+    return x if axes == () else run_primitive(xp.min, x, axes, keepdims)
 
 
 def argmax(x: ArrayT, axis: int = -1) -> ArrayT:
@@ -360,28 +335,16 @@ def _mean(x: ArrayT, axes: tuple[int, ...], keepdims: bool) -> ArrayT:
 
 
 def _var(x: ArrayT, axes: tuple[int, ...], keepdims: bool, correction: float) -> ArrayT:
-    xp = primitives(x)
-    dtype = xp.dtype(x)
-    variance = _squared_spread(xp, "var", x, axes, keepdims, correction)
-    return xp.astype(variance, dtype) if dtype.kind == "float" else variance
+    return _spread("var", x, axes, keepdims, correction)
 
 
 def _std(x: ArrayT, axes: tuple[int, ...], keepdims: bool, correction: float) -> ArrayT:
+    return _spread("std", x, axes, keepdims, correction)
+
+
+def _spread(op: str, x: ArrayT, axes: tuple[int, ...], keepdims: bool, correction: float) -> ArrayT:
+    """Return the variance, or its root for the op std, by two passes over the array."""
     xp = primitives(x)
-    dtype = xp.dtype(x)
-    deviation = xp.sqrt(_squared_spread(xp, "std", x, axes, keepdims, correction))
-    return xp.astype(deviation, dtype) if dtype.kind == "float" else deviation
-
-
-def _squared_spread(
-    xp: PrimitivesOf[ArrayT],
-    op: str,
-    x: ArrayT,
-    axes: tuple[int, ...],
-    keepdims: bool,
-    correction: float,
-) -> ArrayT:
-    """Return the variance, in the dtype in which it is computed."""
     dtype = xp.dtype(x)
     if dtype.kind == "complex":
         raise wrong(op, f"there is none for {dtype}; take the real and imaginary parts")
@@ -389,7 +352,9 @@ def _squared_spread(
     off = xp.subtract(y, xp.divide(xp.sum(y, axes, True), count) if axes else y)
     squares = xp.multiply(off, off)
     total = xp.sum(squares, axes, keepdims) if axes else squares
-    return xp.divide(total, count - correction if count > correction else 0.0)
+    spread = xp.divide(total, count - correction if count > correction else 0.0)
+    spread = xp.sqrt(spread) if op == "std" else spread
+    return xp.astype(spread, dtype) if dtype.kind == "float" else spread
 
 
 def _correction(op: str, correction: float) -> float:
@@ -419,7 +384,7 @@ def _argmin(x: ArrayT, axis: int) -> ArrayT:
 
 
 def _numbers(x: ArrayT) -> ArrayT:
-    """Booleans as int32, all else as it is."""
+    """Return booleans as int32, any other array unchanged."""
     if known_bool(x) is None:
         return x
     xp = primitives(x)
@@ -434,21 +399,17 @@ def _without(x: Array, axes: tuple[int, ...]) -> tuple[int, ...]:
 def _prod(x: ArrayT, axes: tuple[int, ...], keepdims: bool) -> ArrayT:
     xp = primitives(x)
     y = widened(xp, x)
-    for axis in axes:  # the one half times the other, until one is left
+    for axis in axes:  # multiply one half by the other until one element is left
         size = y.shape[axis]
         if not size:
             shape = (*y.shape[:axis], 1, *y.shape[axis + 1 :])
             y = xp.full(shape, 1, xp.dtype(y), y)
         while size > 1:
             half = size // 2
-            pairs = xp.multiply(
-                xp.slice_axis(y, axis, 0, half), xp.slice_axis(y, axis, half, 2 * half)
-            )
-            y = (
-                xp.concat([pairs, xp.slice_axis(y, axis, 2 * half, size)], axis)
-                if size % 2
-                else pairs
-            )
+            last = xp.slice_axis(y, axis, 2 * half, size)
+            upper = xp.slice_axis(y, axis, half, 2 * half)
+            y = xp.multiply(xp.slice_axis(y, axis, 0, half), upper)
+            y = xp.concat([y, last], axis) if size % 2 else y
             size -= half
     return xp.astype(y if keepdims else xp.reshape(y, _without(x, axes)), xp.dtype(x))
 
@@ -472,8 +433,8 @@ def _logsumexp(x: ArrayT, axes: tuple[int, ...], keepdims: bool) -> ArrayT:
     if not axes:
         return x
     if 0 in x.shape:
-        kept = tuple([1 if at in axes else size for at, size in enumerate(x.shape)])
-        shape = kept if keepdims else _without(x, axes)
+        full = tuple([1 if at in axes else size for at, size in enumerate(x.shape)])
+        shape = full if keepdims else _without(x, axes)
         return xp.full(shape, -math.inf, dtype, x)
     largest = xp.max(y, axes, True)
     finite = xp.where(xp.less(xp.abs(largest), math.inf), largest, 0.0)
@@ -506,7 +467,7 @@ def _vector_norm(x: ArrayT, axes: tuple[int, ...], keepdims: bool, power: float)
 
 
 def _cumulative_sum(x: ArrayT, axis: int) -> ArrayT:
-    """Return each sum of as many as were added so far, plus the one of as many before."""
+    """Double the length of the sums in each step: the prefix sum of Hillis and Steele."""
     xp = primitives(x)
     sums, size, done = widened(xp, x), x.shape[axis], 1
     while done < size:
@@ -524,9 +485,7 @@ _PAIRS_AT_ONCE = 1 << 24
 
 
 def _argsort(x: ArrayT, axis: int, descending: bool) -> ArrayT:
-    """Rank each element by comparing all pairs: the number before it is its position in the
-    order.
-    """
+    """Sort by rank: compare all pairs, and count the elements before each."""
     xp = primitives(x)
     if descending:
         order = flip(argsort(flip(x, axis), axis), axis)
@@ -550,7 +509,7 @@ def _argsort(x: ArrayT, axis: int, descending: bool) -> ArrayT:
 
 
 def _is_before(xp: PrimitivesOf[ArrayT], y: ArrayT, index: ArrayT, start: int, stop: int) -> ArrayT:
-    """Whether elements from `start` to `stop` come before each one: (rows, size, some)."""
+    """Whether the elements from `start` to `stop` come before each: (rows, size, stop - start)."""
     rows, size = y.shape
     many, few = (rows, size, 1), (rows, 1, stop - start)
     one, other = xp.reshape(y, many), xp.reshape(xp.slice_axis(y, 1, start, stop), few)
@@ -561,3 +520,147 @@ def _is_before(xp: PrimitivesOf[ArrayT], y: ArrayT, index: ArrayT, start: int, s
         smaller = xp.logical_or(smaller, xp.logical_and(last, xp.logical_not(also_last)))
         same = xp.logical_or(same, xp.logical_and(last, also_last))
     return xp.logical_or(smaller, xp.logical_and(same, xp.less(also, at)))
+
+
+@compiled
+def softmax(x: ArrayT, axis: int = -1) -> ArrayT:
+    """Return `exp(x)` divided by its sum along an axis, of the same shape and dtype.
+
+    Computed in float32 for 16-bit numbers, and without overflow. A row that is minus infinity
+    throughout, or has an infinity in it, gives NaN.
+
+    >>> import numpy
+    >>> softmax(numpy.array([[0.0, 0.0], [1000.0, -1000.0]])).tolist()
+    [[0.5, 0.5], [1.0, 0.0]]
+    """
+    own = float_version(x, "softmax", _softmax)
+    count = x.ndim
+    known = type(axis) is int and -count <= axis < count
+    at = axis % count if known else axis_of("softmax", x, axis)
+    result = own(x, at)
+    return _softmax(x, at) if result is NotImplemented else result
+
+
+@compiled
+def log_softmax(x: ArrayT, axis: int = -1) -> ArrayT:
+    """Return the logarithm of `softmax`, exact where softmax itself would be rounded to 0.
+
+    >>> import numpy
+    >>> log_softmax(numpy.array([1000.0, 0.0])).tolist()
+    [0.0, -1000.0]
+    """
+    own = float_version(x, "log_softmax", _log_softmax)
+    count = x.ndim
+    known = type(axis) is int and -count <= axis < count
+    at = axis % count if known else axis_of("log_softmax", x, axis)
+    result = own(x, at)
+    return _log_softmax(x, at) if result is NotImplemented else result
+
+
+def rmsnorm(x: ArrayT, weight: ArrayT, eps: float = 1e-6) -> ArrayT:
+    """Return `x / sqrt(mean(x²) + eps) × weight` along the last axis, of the shape and dtype of x.
+
+    x is (…, size) and weight (size,). Computed in float32 for 16-bit numbers and rounded once.
+
+    >>> import numpy
+    >>> rmsnorm(numpy.array([[3.0, 4.0]]), numpy.ones(2), eps=0.0).round(3).tolist()
+    [[0.849, 1.131]]
+    """
+    dtype = getattr(x, "dtype", None)
+    own = version_for_dtype(x, dtype, "rmsnorm", _rmsnorm)
+    size = x.shape[-1:]
+    alike = type(weight) is type(x) and weight.shape == size and weight.dtype == dtype and size
+    if not alike:
+        _refuse_misfit("rmsnorm", x, "weight", weight)
+        own = version_for_mixed_dtypes(own, _rmsnorm)
+    if type(eps) is not float:
+        eps = _small_number("rmsnorm", eps)
+    return run3(own, _rmsnorm, x, weight, eps)
+
+
+def layernorm(x: ArrayT, weight: ArrayT | None, bias: ArrayT | None, eps: float = 1e-5) -> ArrayT:
+    """Return `(x - mean) / sqrt(variance + eps) × weight + bias` along the last axis.
+
+    x is (…, size), weight and bias (size,) or `None`; the result has the shape and dtype of x.
+    Computed in float32 for 16-bit numbers and rounded once.
+
+    >>> import numpy
+    >>> layernorm(numpy.array([[1.0, 3.0]]), None, None, eps=0.0).tolist()
+    [[-1.0, 1.0]]
+    """
+    dtype = getattr(x, "dtype", None)
+    own = version_for_dtype(x, dtype, "layernorm", _layernorm)
+    kind, size = type(x), x.shape[-1:]
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is None:
+            continue
+        if type(vector) is kind and vector.shape == size and vector.dtype == dtype and size:
+            continue
+        _refuse_misfit("layernorm", x, name, vector)
+        own = version_for_mixed_dtypes(own, _layernorm)
+    if type(eps) is not float:
+        eps = _small_number("layernorm", eps)
+    return run(own, _layernorm, x, weight, bias, eps)
+
+
+def _refuse_misfit(op: str, x: Array, name: str, vector: Array) -> None:
+    """Refuse a vector that does not go with x; another floating-point dtype is allowed."""
+    require_one_library(op, "x", x, name, vector)
+    if vector.dtype != x.dtype:
+        float_primitives(op, vector)
+    size, sizes = vector.shape, x.shape
+    if len(size) != 1 or not sizes or size[0] != sizes[-1]:
+        rule = f"{name} must be as long as the last axis of x"
+        raise wrong_shapes(op, rule, x=x, **{name: vector})
+
+
+def _small_number(op: str, eps: float) -> float:
+    number = python_number(eps)
+    if type(number) is not float and type(number) is not int:
+        raise wrong(op, f"eps must be a number, not {in_words(number)}")
+    return float(number)
+
+
+def _softmax(x: ArrayT, axis: int) -> ArrayT:
+    xp = primitives(x)
+    if not x.shape[axis]:
+        return x
+    raised = xp.exp(_below_zero(xp, widened(xp, x), axis))
+    return xp.astype(xp.divide(raised, xp.sum(raised, axis, True)), xp.dtype(x))
+
+
+def _log_softmax(x: ArrayT, axis: int) -> ArrayT:
+    xp = primitives(x)
+    if not x.shape[axis]:
+        return x
+    lowered = _below_zero(xp, widened(xp, x), axis)
+    total = xp.log(xp.sum(xp.exp(lowered), axis, True))
+    return xp.astype(xp.subtract(lowered, total), xp.dtype(x))
+
+
+def _below_zero(xp: PrimitivesOf[ArrayT], x: ArrayT, axis: int) -> ArrayT:
+    return xp.subtract(x, xp.max(x, axis, True))
+
+
+def _rmsnorm(x: ArrayT, weight: ArrayT, eps: float) -> ArrayT:
+    xp = primitives(x)
+    y = widened(xp, x)
+    scale = xp.rsqrt(xp.add(_mean_of_last(xp, xp.multiply(y, y)), eps))
+    scaled = xp.multiply(xp.multiply(y, scale), xp.astype(weight, xp.dtype(y)))
+    return xp.astype(scaled, xp.dtype(x))
+
+
+def _layernorm(x: ArrayT, weight: ArrayT | None, bias: ArrayT | None, eps: float) -> ArrayT:
+    xp = primitives(x)
+    y = widened(xp, x)
+    y = xp.subtract(y, _mean_of_last(xp, y))
+    y = xp.multiply(y, xp.rsqrt(xp.add(_mean_of_last(xp, xp.multiply(y, y)), eps)))
+    if weight is not None:
+        y = xp.multiply(y, xp.astype(weight, xp.dtype(y)))
+    if bias is not None:
+        y = xp.add(y, xp.astype(bias, xp.dtype(y)))
+    return xp.astype(y, xp.dtype(x))
+
+
+def _mean_of_last(xp: PrimitivesOf[ArrayT], x: ArrayT) -> ArrayT:
+    return xp.divide(xp.sum(x, -1, True), float(x.shape[-1]))

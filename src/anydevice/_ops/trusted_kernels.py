@@ -1,8 +1,8 @@
 """Our own kernels that ops may use on this machine, saved across processes.
 
-A kernel is used only where `_engines/trust.py` has it. What is kept is keyed by device, driver and
-library version, as verdicts of checks are, and by the kernels' own text: whatever changes, the
-kernel is verified again before it is used again.
+A kernel is used only where `_engines/trust.py` has it. The file is keyed by device, driver and
+library version, like verdicts of checks, and by the kernels' own text: if one of them changes, the
+kernel is verified again before it is used.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from anydevice._machine.settings.files import read_cache, verdicts_file
 _trusted: set[Entry] = set()
 _is_loaded = False
 _lock = ForkSafeLock(reentrant=True)
-"""Held while what is trusted is read, changed or written; never while anything is computed."""
+"""Guards the trusted kernels while they are read, changed or written; never while one computes."""
 
 
 def load_trusted() -> tuple[Entry, ...]:
     """Trust every kernel that was verified for this device, driver, library and text of it.
 
-    The file is read once in a process. Returns what is trusted now.
+    The file is read once in a process. Returns all trusted kernels.
     """
     global _is_loaded
     with _lock.native:
@@ -53,9 +53,9 @@ def load_trusted() -> tuple[Entry, ...]:
 
 
 def change_trusted(right: set[Entry], wrong: set[Entry]) -> str | None:
-    """Trust some kernels and others no more, now and in later processes.
+    """Trust the kernels in `right` and no more those in `wrong`, now and in later processes.
 
-    Returns why the file could not be written; `None` if all is well.
+    Returns why the file could not be written; `None` if it was.
     """
     with _lock.native:
         load_trusted()
@@ -79,8 +79,8 @@ def change_trusted(right: set[Entry], wrong: set[Entry]) -> str | None:
 def on_trial(kernels: Collection[str], dtype: str, device: str) -> Iterator[Callable[[], None]]:
     """Use these kernels and no others in this thread within the block, to verify them.
 
-    It is given a function that condemns them: they are trusted no more, by any thread. Otherwise
-    all are trusted as before.
+    Yields a function that condemns them: no thread trusts them after that. Otherwise all are
+    trusted as before.
     """
     load_trusted()
     tried = {(kernel, dtype, device) for kernel in kernels}
@@ -147,12 +147,12 @@ def _replace(entries: set[Entry]) -> None:
 
 
 def _keys() -> dict[str, str]:
-    """Return the key of each device that kernels may run on, under which its kernels are kept."""
+    """Return the key in the file for each device that has kernels."""
     keys = {}
     for device in discover().devices:
         status = device.status
         if status is None or place_of(device) != device:
-            continue  # what is elsewhere is a fake
+            continue  # a fake device, whose data lies elsewhere
         for engine in status.engines:
             if device.backend in row_of(engine).kernel_backends:
                 card = key_of(device.backend, device.index, status.facts, engine)

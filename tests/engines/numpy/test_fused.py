@@ -11,7 +11,7 @@ import pytest
 
 from anydevice._engines.numpy.fused import FUSED
 from anydevice._ops import elementwise as _elementwise
-from anydevice._ops import norm as _norm
+from anydevice._ops import reduce as _norm
 from tests.comparing import COPIED, assert_same_values, rounding
 
 LARGE = (3, 70, 401)

@@ -32,6 +32,14 @@ def along(*shape: int, kind: str = "normal", **options: Any) -> Make:
     return lambda draw: call(getattr(draw, kind)(*shape), **options)
 
 
+_ROWS_TIMED: dict[str, Any] = {
+    "gpu": {"16,384 rows of 4096": along(16384, HIDDEN, axis=-1)},
+    "cpu": {"1,024 rows of 4096": along(1024, HIDDEN, axis=-1)},
+}
+_LONG_ROWS = {"16 rows of 32000": along(16, VOCABULARY)}
+_WORDS_TIMED: dict[str, Any] = {"gpu": _LONG_ROWS, "cpu": _LONG_ROWS}
+
+
 def _with_nan(draw: Draw) -> Call:
     x = draw.normal(4, 7)
     x[0, 3], x[1, 0], x[2, 6] = np.nan, np.inf, -np.inf
@@ -45,7 +53,7 @@ def _ending_with_nan(draw: Draw) -> Call:
 
 
 def _of_one_sign(draw: Draw) -> Call:
-    """Rows in which 0 would be the largest, or the smallest."""
+    """Draw rows in which 0 would be the largest, or the smallest."""
     x = draw.positive(2, 77)
     x[0] *= -1
     return call(x, axis=-1)
@@ -56,7 +64,7 @@ def _infinite(draw: Draw) -> Call:
 
 
 def _ending_most(*shape: int) -> Make:
-    """The last of the first row is its largest by far, that of the others their smallest."""
+    """Put the largest element at the end of the first row, the smallest at the end of others."""
 
     def make(draw: Draw) -> Call:
         x = draw.heavy(*shape)
@@ -135,7 +143,7 @@ _MULTIPLIED = (
 
 
 def _mostly(true: bool, *shape: int, rare: float = 0.05, **options: Any) -> Make:
-    """Nearly all elements are zero, or nearly none."""
+    """Draw rows in which nearly all elements are zero, or nearly none."""
 
     def make(draw: Draw) -> Call:
         x = draw.normal(*shape)
@@ -169,8 +177,7 @@ def _truth(op: str, true: bool) -> Row:
         ),
         EVERYTHING,
         gives=condition,
-        gpu={"16,384 rows of 4096": along(16384, HIDDEN, axis=-1)},
-        cpu={"1,024 rows of 4096": along(1024, HIDDEN, axis=-1)},
+        **_ROWS_TIMED,
     )
 
 
@@ -239,13 +246,8 @@ _CUMULATIVE_SUM = Row(
         "cumulative_sum", lambda x, axis=-1, include_initial=False: x.shape[axis]
     ),
     gradient=along(3, 5, axis=-1),
-    gpu={"16,384 rows of 4096": along(16384, HIDDEN, axis=-1)},
-    cpu={"1,024 rows of 4096": along(1024, HIDDEN, axis=-1)},
+    **_ROWS_TIMED,
 )
-
-
-def _large_integers(draw: Draw) -> Call:
-    return call(draw.integers(-(2**20), 2**20 + 1, 3, 1001), axis=-1)
 
 
 def _reduction(op: str, cases: tuple[Case, ...] = _REDUCED, **how: Any) -> Row:
@@ -253,8 +255,7 @@ def _reduction(op: str, cases: tuple[Case, ...] = _REDUCED, **how: Any) -> Row:
         op,
         cases,
         gradient=along(3, 5, axis=-1),
-        gpu={"16,384 rows of 4096": along(16384, HIDDEN, axis=-1)},
-        cpu={"1,024 rows of 4096": along(1024, HIDDEN, axis=-1)},
+        **_ROWS_TIMED,
         **how,
     )
 
@@ -300,7 +301,7 @@ def _ties_far_apart(draw: Draw) -> Call:
 
 
 def _of_near_ones(draw: Draw) -> Call:
-    """Integers of which several are one number as float32."""
+    """Return integers, several of which are the same number as float32."""
     rows = np.arange(2**24, 2**24 + 40, dtype=np.int32).reshape(4, 10)
     return call(rows[:, [3, 1, 8, 2, 9, 0, 7, 6, 5, 4]])
 
@@ -328,18 +329,12 @@ _ARGMAX = Row(
     ),
     NUMBERS,
     gives=index,
-    gpu={"16 rows of 32000": along(16, VOCABULARY)},
-    cpu={"16 rows of 32000": along(16, VOCABULARY)},
+    **_WORDS_TIMED,
 )
 
 
-def _lowest_ties(draw: Draw) -> Call:
-    return call(-_ties(draw).arguments[0])
-
-
-_ARGMIN = replace(
-    _ARGMAX, op="argmin", cases=(*_ARGMAX.cases, Case("equal ones that are least", _lowest_ties))
-)
+_LOWEST_TIES = Case("equal ones that are least", lambda draw: call(-_ties(draw).arguments[0]))
+_ARGMIN = replace(_ARGMAX, op="argmin", cases=(*_ARGMAX.cases, _LOWEST_TIES))
 
 
 def _repeat(*shape: int, **options: Any) -> Make:
@@ -364,7 +359,7 @@ def _unordered_nan(descending: bool) -> Make:
 
 
 def _near_order(draw: Draw) -> Call:
-    """Few are out of their place, at the ends."""
+    """Draw one row that is sorted except at its ends, and one in reverse order."""
     x = np.sort(draw.normal(2, 100003), -1)
     x[0, [0, -1]], x[1] = x[0, [-1, 0]], x[1, ::-1]
     return call(x)
@@ -395,8 +390,7 @@ def _order(op: str, gives: Any, gradient: Make | None) -> Row:
         gives=gives,
         signs=op == "sort",
         gradient=gradient,
-        gpu={"16 rows of 32000": along(16, VOCABULARY)},
-        cpu={"16 rows of 32000": along(16, VOCABULARY)},
+        **_WORDS_TIMED,
     )
 
 
@@ -417,8 +411,7 @@ _DIFF = Row(
     NUMBERS,
     budgets.of_diff,
     gradient=along(3, 5),
-    gpu={"16,384 rows of 4096": along(16384, HIDDEN)},
-    cpu={"1,024 rows of 4096": along(1024, HIDDEN)},
+    **_ROWS_TIMED,
 )
 
 
@@ -481,7 +474,11 @@ ALONG_AXES: tuple[Row, ...] = (
         (
             *_ADDED,
             Case("nothing to add", along(3, 0, axis=1)),
-            Case("integers that grow", _large_integers, INTEGERS),
+            Case(
+                "integers that grow",
+                lambda draw: call(draw.integers(-(2**20), 2**20 + 1, 3, 1001), axis=-1),
+                INTEGERS,
+            ),
         ),
         dtypes=NUMBERS,
         budget=budgets.of_reduction("sum"),

@@ -242,8 +242,8 @@ class Row(Record):
     comparing gradients by all floating-point ones. `gpu` and `cpu` draw the arguments of
     benchmarks, by name: at the size of a 7B model on a GPU, smaller ones on a CPU. `moved` and
     `operations` count what a call needs at least: bytes to and from memory, given those of the
-    results, and floating-point operations. `function` and `reference` are for what is no op, and
-    has kernels even so.
+    results, and floating-point operations. `function` and `reference` are for kernels that are no
+    ops.
     """
 
     op: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf, nan, prod
 from typing import Any
 
@@ -35,7 +36,7 @@ def _product(a: tuple[int, ...], b: tuple[int, ...], kind: str = "normal") -> Ma
 
 
 def _times_zero(*shape: int) -> Make:
-    """NaN and infinities in the first, and zeros where they meet the second."""
+    """Put NaN and infinities into the first matrix, and zeros where they meet the second."""
 
     def make(draw: Draw) -> Call:
         rows, inner, columns = shape
@@ -53,7 +54,7 @@ def _times_zero_of_weights(draw: Draw) -> Call:
 
 
 def _zero_times(draw: Draw) -> Call:
-    """The same with NaN in the weights, for a few tokens."""
+    """Put NaN into the weights, and zeros into the tokens where they meet."""
     x, weight = draw.normal(2, 65), draw.normal(33, 65)
     x[:, 7] = 0
     weight[3, 7], weight[-1, 7] = nan, inf
@@ -220,7 +221,7 @@ def _row(*shape: int, axis: int = -1, spread: float = 3.0) -> Make:
 
 
 def _partly_out(draw: Draw) -> Call:
-    """Half of each row is -inf, as where a mask is added to scores."""
+    """Set half of each row to -inf, as a mask that is added to scores does."""
     x = draw.normal(5, 1001, spread=3.0)
     x[draw.chance(5, 1001)] = -inf
     return call(x)
@@ -348,14 +349,6 @@ def _classes(*shape: int, kind: str = "normal") -> Make:
     return lambda draw: call(getattr(draw, kind)(*shape), draw.integers(0, classes, *outer))
 
 
-def _far_outside(draw: Draw) -> Call:
-    return call(draw.normal(2, 9), np.array([3, 65536 + 3], np.int32))
-
-
-def _outside(draw: Draw) -> Call:
-    return call(draw.normal(4, 9), np.array([0, 9, 3, -1], np.int32))
-
-
 def _far_classes(draw: Draw) -> Call:
     """Targets beyond what 16 bits can number, each the most or the least probable."""
     logits = draw.normal(4, 150001)
@@ -364,23 +357,15 @@ def _far_classes(draw: Draw) -> Call:
     return call(logits, targets)
 
 
-def _some_impossible(draw: Draw) -> Call:
-    """One class has -inf and is the target of one row: the loss is inf."""
-    logits = draw.normal(3, 9)
-    logits[:, 4] = -inf
-    return call(logits, np.array([0, 8, 4], np.int32))
+def _with_logit(value: float, at: Any, *targets: int) -> Make:
+    """Set the logits of nine classes at an index to a value."""
 
+    def make(draw: Draw) -> Call:
+        logits = draw.normal(3, 9)
+        logits[at] = value
+        return call(logits, np.array(targets, np.int32))
 
-def _possible(draw: Draw) -> Call:
-    logits = draw.normal(3, 9)
-    logits[:, 4] = -inf
-    return call(logits, np.array([0, 8, 3], np.int32))
-
-
-def _classes_of_nan(draw: Draw) -> Call:
-    logits = draw.normal(3, 9)
-    logits[1, 4] = nan
-    return call(logits, np.array([0, 8, 3], np.int32))
+    return make
 
 
 _CROSS_ENTROPY = Row(
@@ -391,16 +376,22 @@ _CROSS_ENTROPY = Row(
         Case("no axis", _classes(11)),
         Case("one class", _classes(5, 1)),
         Case("the last counts most", _classes(6, 100, kind="heavy")),
-        Case("targets out of range", _outside),
-        Case("targets far out of range", _far_outside),
+        Case(
+            "targets out of range",
+            lambda draw: call(draw.normal(4, 9), np.array([0, 9, 3, -1], np.int32)),
+        ),
+        Case(
+            "targets far out of range",
+            lambda draw: call(draw.normal(2, 9), np.array([3, 65536 + 3], np.int32)),
+        ),
         Case("targets above 65,535", _far_classes, LARGE),
         Case("many tokens", _classes(3, 1031, 257), LARGE),
         Case("very many tokens", _classes(70001, 5), LARGE),
         Case("large", lambda draw: call(draw.uniform(-1e4, 1e4, 5, 33), draw.integers(0, 33, 5))),
         Case("far below zero", lambda draw: call(draw.uniform(-2e3, -1e3, 5, 33), np.arange(5))),
-        Case("one class is impossible", _possible),
-        Case("the target is impossible", _some_impossible),
-        Case("nan", _classes_of_nan),
+        Case("one class is impossible", _with_logit(-inf, np.s_[:, 4], 0, 8, 3)),
+        Case("the target is impossible", _with_logit(-inf, np.s_[:, 4], 0, 8, 4)),
+        Case("nan", _with_logit(nan, (1, 4), 0, 8, 3)),
         Case("rows that lie apart", _classes(3, 5, 65), strided=True),
     ),
     budget=budgets.of_cross_entropy,
@@ -445,12 +436,19 @@ _MEAN_SQUARED_ERROR = Row(
 # Images
 
 
-def _image(x: tuple[int, ...], weight: tuple[int, ...], *, bias: bool = True, **how: Any) -> Make:
+def _image(
+    x: tuple[int, ...], weight: tuple[int, ...], *, bias: bool = True, filters: int = 0, **how: Any
+) -> Make:
+    """Draw an image, its filters, which are counted on the axis `filters`, and a bias."""
+
     def make(draw: Draw) -> Call:
-        b = draw.normal(weight[0]) if bias else None
+        b = draw.normal(weight[filters]) if bias else None
         return call(draw.normal(*x), draw.normal(*weight), b, **how)
 
     return make
+
+
+_expand = partial(_image, filters=1)
 
 
 def _conv_operations(made: Call) -> int:
@@ -497,14 +495,6 @@ _CONV2D = Row(
     cpu={"1 image, 3 × 3, 64 channels": _image((1, 64, 28, 28), (64, 64, 3, 3), padding=1)},
     operations=_conv_operations,
 )
-
-
-def _expand(x: tuple[int, ...], weight: tuple[int, ...], *, bias: bool = True, **how: Any) -> Make:
-    def make(draw: Draw) -> Call:
-        b = draw.normal(weight[1]) if bias else None
-        return call(draw.normal(*x), draw.normal(*weight), b, **how)
-
-    return make
 
 
 def _transposed_nan(draw: Draw) -> Call:

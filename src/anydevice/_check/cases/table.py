@@ -27,7 +27,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from anydevice._check import budgets
-from anydevice._check.cases.attention import ATTENTION
 from anydevice._check.cases.axes import ALONG_AXES, of
 from anydevice._check.cases.case import (
     EVERYTHING,
@@ -43,6 +42,7 @@ from anydevice._check.cases.case import (
     call,
     per_element,
 )
+from anydevice._check.cases.decoding import ATTENTION
 from anydevice._check.cases.elementwise import ELEMENTWISE
 from anydevice._check.cases.layers import HIDDEN, LAYERS, VOCABULARY
 from anydevice._core.device import Device
@@ -80,7 +80,7 @@ def _with_long_ids(draw: Draw) -> Call:
 
 
 def _rows_twice(made: Call, result_bytes: int) -> int:
-    """Return the bytes: only the rows that are picked are read."""
+    """Count the bytes of the picked rows alone, read and written, and of the ids."""
     return 2 * result_bytes + int(made.arguments[1].nbytes)
 
 
@@ -145,10 +145,6 @@ def _take_along(shape: tuple[int, ...], axis: int, *indices: int, low: int = 0) 
     return lambda draw: call(draw.digits(*shape), draw.integers(low, high, *indices), axis)
 
 
-def _special_along(draw: Draw) -> Call:
-    return call(draw.special().reshape(3, 3), np.array([[2, 0], [1, 1], [5, 2]], np.int32))
-
-
 _TAKE_ALONG_AXIS = Row(
     "take_along_axis",
     (
@@ -165,7 +161,7 @@ _TAKE_ALONG_AXIS = Row(
         Case("places above 65,535", _take_along((3, 300007), -1, 3, 17), LARGE),
         Case("places above 65,535, of columns", _take_along((300007, 3), 0, 17, 3), LARGE),
         Case("a million", _take_along((517, 1031), -1, 517, 259), LARGE),
-        Case("nan, infinities and limits", _special_along, FLOATS),
+        Case("nan, infinities and limits", _special_at([[2, 0], [1, 1], [5, 2]]), FLOATS),
     ),
     EVERYTHING,
     signs=True,
@@ -177,7 +173,10 @@ _TAKE_ALONG_AXIS = Row(
 )
 
 
-def _shape_row(op: str, gpu: Make, cpu: Make, gradient: Make, special: Make, **cases: Make) -> Row:
+def _shape_row(
+    op: str, timed: Callable[[int], Make], gradient: Make, special: Make, **cases: Make
+) -> Row:
+    """Describe an op that moves elements; `timed` draws a benchmark of a number of rows."""
     named = (
         Case(name.replace("_", " "), make, LARGE if "million" in name else None)
         for name, make in cases.items()
@@ -192,8 +191,8 @@ def _shape_row(op: str, gpu: Make, cpu: Make, gradient: Make, special: Make, **c
         EVERYTHING,
         signs=True,
         gradient=gradient,
-        gpu={"4,096 × 4096": gpu},
-        cpu={"512 × 4096": cpu},
+        gpu={"4,096 × 4096": timed(4096)},
+        cpu={"512 × 4096": timed(512)},
         operations=lambda made: 0,
     )
 
@@ -355,8 +354,7 @@ MANIPULATION: tuple[Row, ...] = (
     _TAKE_ALONG_AXIS,
     _shape_row(
         "reshape",
-        of((4096, HIDDEN), (HIDDEN, 32, 128)),
-        of((512, HIDDEN), (512, 32, 128)),
+        lambda rows: of((rows, HIDDEN), (rows, 32, 128)),
         of((3, 4), (2, 6)),
         _special((9,)),
         a_million=of((1031, 1033), (1033, 1031)),
@@ -368,8 +366,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "permute",
-        of((4096, HIDDEN), (1, 0)),
-        of((512, HIDDEN), (1, 0)),
+        lambda rows: of((rows, HIDDEN), (1, 0)),
         of((2, 3), (1, 0)),
         _special((1, 0)),
         a_million=of((1031, 1033), (1, 0)),
@@ -382,8 +379,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "concat",
-        _join((2048, HIDDEN), (2048, HIDDEN)),
-        _join((256, HIDDEN), (256, HIDDEN)),
+        lambda rows: _join((rows // 2, HIDDEN), (rows // 2, HIDDEN)),
         lambda draw: call([draw.normal(2, 3), draw.normal(1, 3)]),
         lambda draw: call([draw.special().reshape(3, 3), draw.normal(1, 3)]),
         a_million=_join((1031, 519), (1031, 514), axis=1),
@@ -397,8 +393,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "stack",
-        _join((2048, HIDDEN), (2048, HIDDEN)),
-        _join((256, HIDDEN), (256, HIDDEN)),
+        lambda rows: _join((rows // 2, HIDDEN), (rows // 2, HIDDEN)),
         lambda draw: call([draw.normal(2, 3), draw.normal(2, 3)], 1),
         lambda draw: call([draw.special(), draw.special()]),
         a_million=_join((1031, 517), (1031, 517), axis=1),
@@ -410,8 +405,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "split",
-        of((4096, HIDDEN), 4),
-        of((512, HIDDEN), 4),
+        lambda rows: of((rows, HIDDEN), 4),
         of((3, 6), 2, 1),
         _special(3),
         a_million=of((1031, 1034), 2, -1),
@@ -423,8 +417,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "pad",
-        of((4096, HIDDEN), ((0, 8), (8, 0))),
-        of((512, HIDDEN), ((0, 8), (8, 0))),
+        lambda rows: of((rows, HIDDEN), ((0, 8), (8, 0))),
         of((2, 3), ((1, 0), (0, 2))),
         lambda draw: call(draw.special(), ((2, 1),), np.nan),
         a_million=of((1031, 1033), ((3, 5), (7, 1))),
@@ -436,8 +429,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "slice_axis",
-        of((8192, HIDDEN), 0, 0, 4096),
-        of((1024, HIDDEN), 0, 0, 512),
+        lambda rows: of((2 * rows, HIDDEN), 0, 0, rows),
         of((3, 5), 1, 1, 4, 2),
         _special(0, 0, 3),
         a_million=of((1031, 1033), 1, 1, 1033, 3),
@@ -452,8 +444,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "flip",
-        of((4096, HIDDEN), 1),
-        of((512, HIDDEN), 1),
+        lambda rows: of((rows, HIDDEN), 1),
         of((3, 5), 1),
         _special((0,)),
         a_million=of((1031, 1033), 0),
@@ -465,8 +456,7 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shape_row(
         "broadcast_to",
-        of((1, HIDDEN), (4096, HIDDEN)),
-        of((1, HIDDEN), (512, HIDDEN)),
+        lambda rows: of((1, HIDDEN), (rows, HIDDEN)),
         of((1, 3), (2, 3)),
         _special((2, 3, 3)),
         a_million=of((1031, 1), (1031, 1033)),
@@ -498,17 +488,18 @@ def _states(count: int, shapes: tuple[tuple[int, ...], ...] = _SHAPES, **options
     return make
 
 
-def _without_change(made: Call, odd: Sequence[float]) -> Call:
-    """Set gradients and states to zero, and a few gradients to NaN or infinity."""
-    parameters, gradients, *states = made.arguments
-    zero_gradients = [array * 0 for array in gradients]
-    zero_gradients[1][: len(odd)] = odd
-    zeros = [s if not isinstance(s, list) else [array * 0 for array in s] for s in states]
-    return call(parameters, zero_gradients, *zeros, **made.options)
-
-
 def _unchanged_by(make: Make, odd: Sequence[float] = (np.nan, np.inf, -np.inf)) -> Make:
-    return lambda draw: _without_change(make(draw), odd)
+    """Set gradients and states to zero, and a few gradients to NaN or infinity."""
+
+    def drawn(draw: Draw) -> Call:
+        made = make(draw)
+        parameters, gradients, *states = made.arguments
+        zero_gradients = [array * 0 for array in gradients]
+        zero_gradients[1][: len(odd)] = odd
+        zeros = [s if not isinstance(s, list) else [array * 0 for array in s] for s in states]
+        return call(parameters, zero_gradients, *zeros, **made.options)
+
+    return drawn
 
 
 def _without_velocity(draw: Draw) -> Call:

@@ -1,9 +1,9 @@
-"""Optimizer steps over lists of arrays: pure functions that return new lists.
+"""Losses, and optimizer steps over lists of arrays: pure functions that return new lists.
 
-They compute in float64 for parameters of that dtype, in float32 for all others. Every result has
-the dtype of what it replaces, so that the means of 16-bit parameters may be kept in float32. A
-rate, and the count of steps, may be a number or a 0-d array, so that compiled code is not compiled
-again when it changes.
+Optimizers compute in float64 for parameters of that dtype, in float32 for all others. Every result
+has the dtype of the array it replaces, so the means of 16-bit parameters may be float32. A rate,
+and the step count, may be a number or a 0-d array: compiled code is not compiled again when it
+changes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,86 @@ from anydevice._core.array import Array, ArrayT
 from anydevice._core.primitives import PrimitivesOf
 from anydevice._ops.arguments import (
     NUMBERS,
+    different_shapes,
     finite_numbers,
     in_words,
     number_or_array,
+    require_integers,
+    require_one_dtype,
+    reshape_advice,
     wide,
+    widened,
     wrong,
     wrong_shapes,
 )
-from anydevice._ops.dispatch import own_version, primitives, run
+from anydevice._ops.dispatch import (
+    float_version,
+    own_version,
+    primitives,
+    run,
+    run2,
+)
+
+
+def cross_entropy(logits: ArrayT, targets: ArrayT) -> ArrayT:
+    """Return the mean over all targets of -log(softmax(logits)[target]); one number.
+
+    logits is (…, classes), before any softmax, and targets (…) holds integers. The result is
+    float32, or float64 for such logits. A target outside of the classes makes it NaN.
+
+    >>> import numpy
+    >>> cross_entropy(numpy.array([[0.0, 0.0], [9.0, 9.0]]), numpy.array([0, 1])).round(4).tolist()
+    0.6931
+    """
+    own = float_version(logits, "cross_entropy", _cross_entropy)
+    shape = tuple(logits.shape)
+    if shape and shape == tuple(getattr(targets, "shape", ())):
+        raise wrong(
+            "cross_entropy",
+            f"targets has the same shape as logits, {shape}, like one-hot rows; it must hold the "
+            "class number of each row: use targets.argmax(-1)",
+        )
+    require_integers("cross_entropy", "targets", targets, logits, "logits")
+    if not shape or not shape[-1] or shape[:-1] != tuple(targets.shape):
+        rule = "logits must be (…, classes) and targets (…)"
+        advice = reshape_advice("targets", targets, shape[:-1]) if shape else ""
+        raise wrong_shapes("cross_entropy", rule, advice, logits=logits, targets=targets)
+    return run2(own, _cross_entropy, logits, targets)
+
+
+def mean_squared_error(x: ArrayT, y: ArrayT) -> ArrayT:
+    """Return the mean of (x - y)² over two arrays of one shape; one number.
+
+    The result is float32, or float64 for such arrays.
+
+    >>> import numpy
+    >>> mean_squared_error(numpy.array([1.0, 2.0]), numpy.array([1.0, 4.0])).tolist()
+    2.0
+    """
+    own = float_version(x, "mean_squared_error", _mean_squared_error)
+    if type(y) is not type(x) or y.dtype != x.dtype:
+        require_one_dtype("mean_squared_error", x=x, y=y)
+    if x.shape != y.shape:
+        raise different_shapes("mean_squared_error", x=x, y=y)
+    return run2(own, _mean_squared_error, x, y)
+
+
+def _cross_entropy(logits: ArrayT, targets: ArrayT) -> ArrayT:
+    xp = primitives(logits)
+    count, classes = math.prod(tuple(targets.shape)), logits.shape[-1]
+    rows = widened(xp, xp.reshape(logits, (count, classes)))
+    rows = xp.subtract(rows, xp.max(rows, 1, True))
+    total = xp.log(xp.sum(xp.exp(rows), 1, True))
+    chosen = xp.take_along_axis(rows, xp.reshape(targets, (count, 1)), 1)
+    return xp.divide(xp.sum(xp.subtract(total, chosen), (0, 1)), float(count))
+
+
+def _mean_squared_error(x: ArrayT, y: ArrayT) -> ArrayT:
+    xp = primitives(x)
+    off = xp.subtract(widened(xp, x), widened(xp, y))
+    total = xp.multiply(off, off)
+    axes = tuple(range(len(x.shape)))
+    return xp.divide(xp.sum(total, axes), float(math.prod(x.shape))) if axes else total
 
 
 def update_sgd(
@@ -86,20 +158,9 @@ def update_adam(
     eps, decay = _not_negative("update_adam", eps=eps, decay=decay)
     if not _alike("update_adam", parameters, gradients=gradients, means=means, squares=squares):
         return [], [], []
-    arguments = (
-        parameters,
-        gradients,
-        means,
-        squares,
-        step,
-        rate,
-        beta1,
-        beta2,
-        eps,
-        decay,
-        decoupled,
-    )
-    return run(own_version(parameters[0], "update_adam", _update_adam), _update_adam, *arguments)
+    arrays, numbers = (parameters, gradients, means, squares), (rate, beta1, beta2, eps, decay)
+    own = own_version(parameters[0], "update_adam", _update_adam)
+    return run(own, _update_adam, *arrays, step, *numbers, decoupled)
 
 
 def update_lion(
@@ -151,7 +212,7 @@ def _not_negative(op: str, **numbers: Any) -> tuple[Any, ...]:
 
 
 def _alike(op: str, parameters: Sequence[Array], **lists: Sequence[Array]) -> bool:
-    """Whether there are parameters at all; lists that do not fit them are refused."""
+    """Whether there are any parameters; raise an error for lists that do not fit them."""
     for name, others in {"parameters": parameters, **lists}.items():
         if not isinstance(others, list | tuple):
             raise wrong(op, f"{name} must be a list of arrays, not {in_words(others)}")
@@ -169,7 +230,7 @@ def _alike(op: str, parameters: Sequence[Array], **lists: Sequence[Array]) -> bo
 
 
 class _Wide(Generic[ArrayT]):
-    """One parameter, and all that its update takes, in the dtype in which that is computed."""
+    """One parameter in the dtype that its update is computed in, and the steps of an update."""
 
     def __init__(self, parameter: ArrayT) -> None:
         self.xp: PrimitivesOf[ArrayT] = primitives(parameter)
@@ -183,7 +244,7 @@ class _Wide(Generic[ArrayT]):
         return self.xp.astype(x, self.xp.dtype(like))
 
     def decayed(self, gradient: ArrayT, decay: float) -> ArrayT:
-        """Return the gradient, and the decay as a part of it."""
+        """Return the gradient with `decay` times the parameter added."""
         xp, gradient = self.xp, self.of(gradient)
         return xp.add(gradient, xp.multiply(self.parameter, decay)) if decay else gradient
 
@@ -192,7 +253,7 @@ class _Wide(Generic[ArrayT]):
         return self.xp.add(self.xp.multiply(mean, share), self.xp.multiply(new, 1 - share))
 
     def moved(self, change: ArrayT, rate: Any, decay: float = 0.0) -> ArrayT:
-        """Return the parameter, first made smaller by the decay, after a change at this rate."""
+        """Shrink the parameter by the decay, subtract `rate` times the change, and round it."""
         xp, p, rate = self.xp, self.parameter, self.of(rate)
         if decay:
             shrinking = rate * decay if type(rate) in NUMBERS else xp.multiply(rate, decay)
@@ -200,7 +261,7 @@ class _Wide(Generic[ArrayT]):
         return self.back(xp.subtract(p, xp.multiply(change, rate)), self.given)
 
     def grown(self, share: float, step: Any) -> ArrayT | float:
-        """Return 1 - share ** step without the loss of digits that the formula has near 0."""
+        """Return 1 - share ** step without the cancellation that the formula has near 0."""
         if not share:
             return 1.0
         if type(step) in NUMBERS:
