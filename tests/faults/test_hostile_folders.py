@@ -21,8 +21,8 @@ from anydevice._machine.choose import measurements
 from anydevice._machine.discovery import discover as _discover
 from anydevice._machine.discovery.check import keep_verdict, read_verdicts
 from anydevice._machine.settings import files
+from anydevice._machine.settings.config import forget_files
 from anydevice._machine.settings.files import user_file
-from anydevice._machine.settings.preferences import forget_files
 from anydevice._ops import trusted_kernels
 from anydevice._ops.trusted_kernels import kernels_file
 from tests.programs import run_python

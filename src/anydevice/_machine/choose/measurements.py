@@ -12,7 +12,8 @@ from anydevice._core.device import Device
 from anydevice._core.files import writing
 from anydevice._machine.discovery.check import key_of
 from anydevice._machine.engines import registry
-from anydevice._machine.settings.files import measurements_file, read_cache, stamp
+from anydevice._machine.settings.config import stamp
+from anydevice._machine.settings.files import measurements_file, read_cache
 
 Times = Mapping[str, float]
 """Seconds by op, case and dtype, which are one text."""

@@ -20,13 +20,13 @@ from anydevice._machine.choose.measurements import measured_engines
 from anydevice._machine.discovery.discover import Report, discover, free_memory, on_refresh
 from anydevice._machine.engines import registry
 from anydevice._machine.settings import config as settings
-from anydevice._machine.settings.files import variables
-from anydevice._machine.settings.preferences import (
+from anydevice._machine.settings.config import (
     check_engine,
     check_wish,
     forget_files,
     read_files,
     split_wishes,
+    variables,
 )
 from anydevice.errors import AnyDeviceWarning, ConfigurationError, DeviceNotFoundError
 

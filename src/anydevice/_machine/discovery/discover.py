@@ -13,14 +13,13 @@ from anydevice._core import hooks
 from anydevice._core.backends import BACKENDS, KINDS
 from anydevice._core.child.parent import reap
 from anydevice._core.device import Device, parse_place, unknown_backend
-from anydevice._core.finding import BackendScan, DeviceStatus, Finding, Reason, same_card
+from anydevice._core.finding import BackendScan, DeviceStatus, Facts, Finding, Reason, same_card
 from anydevice._core.locks import ForkSafeLock, started
 from anydevice._core.record import Record, as_dict, replace
 from anydevice._core.text import printable
 from anydevice._machine.engines.installed import EntryPoint, entry_points
-from anydevice._machine.hardware.readers import READERS, Begin, Look
-from anydevice._machine.settings.config import Config, apply_files, current
-from anydevice._machine.settings.files import variables
+from anydevice._machine.hardware.readers import READERS, USAGE, Begin, Look, Usage
+from anydevice._machine.settings.config import Config, apply_files, current, variables
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 Source = Callable[[float], Iterable[BackendScan]]
@@ -212,6 +211,13 @@ def free_memory(device: Device) -> int | None:
     return device.facts.free_memory
 
 
+def read_free_memory(backend: str, index: int, facts: Facts) -> Facts:
+    """Return the facts with the free memory of now, if the backend tells it."""
+    usage: Usage | None = hooks.load(USAGE[backend]) if backend in USAGE else None
+    free = usage.free_memory(index, facts) if usage else None
+    return facts if free is None else replace(facts, free_memory=free)
+
+
 def kept_report() -> Report | None:
     """Return the cached report of `discover()`; `None` if there is none yet."""
     return _kept[1] if _kept else None
@@ -298,6 +304,7 @@ def _time_limit() -> float:
 hooks.discover.register(discover)
 hooks.added_backends.register(added_backends)
 hooks.status.register(status_of)
+hooks.free_memory.register(read_free_memory)
 
 
 def look_everywhere(limit: float) -> Iterator[BackendScan]:
