@@ -352,13 +352,13 @@ facts = seen.devices[0].facts
 block = mmap.mmap(-1, 64 << 20)
 for page in range(0, 64 << 20, 4096):
     block[page] = 1
-filled = cpu.cgroup_free_memory(0, facts)
+filled = cpu.free_memory(0, facts)
 with open(sys.argv[2], "wb") as file:
     for _ in range(48):
         file.write(bytes(1 << 20))
     file.flush()
     os.fsync(file.fileno())
-cached = cpu.cgroup_free_memory(0, facts)
+cached = cpu.free_memory(0, facts)
 print(json.dumps({
     "usable": facts.usable_memory, "free": facts.free_memory, "filled": filled, "cached": cached,
     "cores": facts.details["usable_cores"], "threads": facts.details["threads"],
