@@ -284,6 +284,9 @@ def load(name: str) -> Engine:
     return engine
 
 
+_forget_loaded = load.cache_clear  # of the function itself, also while a test replaces `load`
+
+
 def exchange(disguise: Disguise | None) -> Disguise | None:
     """Have `load` return what the function makes of each engine; returns the one before it.
 
@@ -291,7 +294,7 @@ def exchange(disguise: Disguise | None) -> Disguise | None:
     """
     global _disguise
     before, _disguise = _disguise, disguise
-    load.cache_clear()
+    _forget_loaded()
     return before
 
 
