@@ -269,7 +269,7 @@ def prepare_a_home() -> None:
 def believed() -> list[str]:
     """Which of the files in the home are believed."""
     forget_files()
-    measurements._kept = (None, {})
+    measurements._cache = (None, {})
     believed = ["anydevice.toml"] if anydevice.configure().env else []
     believed += ["verdicts.json"] if read_verdicts() else []
     believed += ["measurements.json"] if measurements.read_measurements() else []

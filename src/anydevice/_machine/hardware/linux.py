@@ -178,23 +178,15 @@ def cards(vendor: int, root: Path = Path("/")) -> tuple[str, ...]:
     processing accelerator; a card's audio function does not. Empty where the machine has no such
     card, and where the system has no `sys/bus/pci/devices` under `root`.
     """
-    folder = root / DEVICES
-    return tuple(sorted(name for name in names_in(folder) if _is_card(folder / name, vendor)))
-
-
-def _is_card(entry: Path, vendor: int) -> bool:
-    if _number(entry / "vendor") != vendor:
-        return False
-    device_class = _number(entry / "class")
-    return device_class is not None and device_class >> 16 in (_DISPLAY, _PROCESSING_ACCELERATOR)
-
-
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text(), 16)
-    except (OSError, ValueError):
-        # A card may be unplugged between the listing and the reading.
-        return None
+    addresses = []
+    for name in sorted(names_in(root / DEVICES)):
+        entry = root / DEVICES / name
+        with suppress(OSError, ValueError):  # it may be unplugged after the listing
+            if int((entry / "vendor").read_text(), 16) == vendor:
+                device_class = int((entry / "class").read_text(), 16) >> 16
+                if device_class in (_DISPLAY, _PROCESSING_ACCELERATOR):
+                    addresses.append(name)
+    return tuple(addresses)
 
 
 def bound_driver(address: str, root: Path = Path("/")) -> str | None:
@@ -379,11 +371,15 @@ def cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
     trees = _Trees.read(root)
     memory = _memory_limits(trees)
     quotas = (_quota(folder, version) for folder, version in trees.levels("cpu"))
+    # The effective set of a group is already cut to those of its parents.
+    names = {1: "cpuset.effective_cpus", 2: "cpuset.cpus.effective"}
+    sets = (folder / names[version] for folder, version in trees.levels("cpuset"))
+    processors = (as_cpu_set(read_text(file)) for file in sets)
     return CgroupLimits(
         memory=min(memory, key=lambda limit: limit.limit, default=None),
         memory_free=_least_free(memory),
         cores=min((quota for quota in quotas if quota is not None), default=None),
-        processors=_processors(trees),
+        processors=next(filter(None, processors), None),
     )
 
 
@@ -413,7 +409,8 @@ def _memory_of_v2(folder: Path) -> list[MemoryLimit]:
     if not any(sizes.values()):
         return []
     table = read_table(folder / "memory.stat")
-    reclaimable = _sum(table, "inactive_file", "active_file", "slab_reclaimable")
+    names = ("inactive_file", "active_file", "slab_reclaimable")
+    reclaimable = sum(table.get(name, 0) for name in names)
     used = read_number(folder / "memory.current")
     # A zero in memory.high asks for reclaim once; it does not mean that nothing may be used.
     return [
@@ -434,9 +431,9 @@ def _memory_of_v1(folder: Path, *, own: bool) -> list[MemoryLimit]:
     limits = []
     if limit is not None:
         # The names with "total_" include the groups below, as the usage does.
-        reclaimable = _sum(table, "total_inactive_file", "total_active_file") or _sum(
-            table, "inactive_file", "active_file"
-        )
+        names = ("inactive_file", "active_file")
+        with_children = sum(table.get(f"total_{name}", 0) for name in names)
+        reclaimable = with_children or sum(table.get(name, 0) for name in names)
         used = read_number(folder / "memory.usage_in_bytes")
         limits.append(MemoryLimit(limit, _free_below(limit, used, reclaimable), str(file)))
     above = table.get("hierarchical_memory_limit", _UNLIMITED)
@@ -445,10 +442,6 @@ def _memory_of_v1(folder: Path, *, own: bool) -> list[MemoryLimit]:
         source = f"{folder / 'memory.stat'}: hierarchical_memory_limit"
         limits.append(MemoryLimit(above, None, source))
     return limits
-
-
-def _sum(table: dict[str, int], *names: str) -> int:
-    return sum(table.get(name, 0) for name in names)
 
 
 def _free_below(limit: int, used: int | None, reclaimable: int) -> int | None:
@@ -466,16 +459,6 @@ def _quota(folder: Path, version: int) -> float | None:
     if quota is None or period is None or quota <= 0 or period <= 0:
         return None
     return quota / period
-
-
-def _processors(trees: _Trees) -> frozenset[int] | None:
-    # The effective set of a group is already cut to those of its parents.
-    for folder, version in trees.levels("cpuset"):
-        name = "cpuset.cpus.effective" if version == 2 else "cpuset.effective_cpus"
-        allowed = as_cpu_set(read_text(folder / name))
-        if allowed is not None:
-            return allowed
-    return None
 
 
 class _Trees(Record):

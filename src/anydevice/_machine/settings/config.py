@@ -236,39 +236,35 @@ def _order(value: object) -> tuple[str, ...]:
         value = [part for part in value.replace(",", " ").split() if part]
     if not isinstance(value, Iterable):
         raise ConfigurationError(f"{value!r} is not a list of backends such as ['cuda', 'cpu']")
-    return tuple(_backend(name) for name in value)
-
-
-def _backend(name: object) -> str:
-    if not isinstance(name, str):
-        raise ConfigurationError(f"{name!r} is not the name of a backend")
-    backend, index = parse_place(name)
-    if index is not None:
-        raise ConfigurationError(f"{name!r} is one device; the order is one of backends")
-    return backend
+    backends = []
+    for name in value:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"{name!r} is not the name of a backend")
+        backend, index = parse_place(name)
+        if index is not None:
+            raise ConfigurationError(f"{name!r} is one device; the order is one of backends")
+        backends.append(backend)
+    return tuple(backends)
 
 
 def _memory(value: object) -> str | float:
     if isinstance(value, str) and value.strip().lower() in STRATEGIES:
         return value.strip().lower()
+    wrong = f"{value!r} is none of {', '.join(STRATEGIES)}, a fraction such as 0.8, or '20GiB'"
     if not isinstance(value, str) and not is_number(value):
-        raise ConfigurationError(_no_memory(value))
+        raise ConfigurationError(wrong)
     if not isinstance(value, str) and 0 < value <= 1:
         return float(value)
     try:
         amount = parse_size(value)
     except ConfigurationError:
-        raise ConfigurationError(_no_memory(value)) from None
+        raise ConfigurationError(wrong) from None
     if amount < 2**20:
         raise ConfigurationError(
             f"{value!r} is neither a fraction (above 0, at most 1) nor an amount; "
             "write amounts with their unit, such as '20GiB'"
         )
     return value if isinstance(value, str) else f"{amount}B"
-
-
-def _no_memory(value: object) -> str:
-    return f"{value!r} is none of {', '.join(STRATEGIES)}, a fraction such as 0.8, or '20GiB'"
 
 
 def _switch(value: object) -> bool:
@@ -289,19 +285,15 @@ def _env(value: object) -> Mapping[str, str]:
     for name, text in value.items():
         if not isinstance(name, str) or not isinstance(text, str) or not name or "=" in name:
             raise ConfigurationError(f"{name!r}={text!r} is not a variable: both must be texts")
-        if "\0" in name + text or not _encodes(name + text):
+        try:
+            encoded = os.fsencode(name + text)
+        except UnicodeEncodeError:
+            encoded = b"\0"
+        if b"\0" in encoded:
             raise ConfigurationError(
                 f"{name!r}={text!r} has a character that a variable cannot hold"
             )
     return MappingProxyType(dict(value))
-
-
-def _encodes(text: str) -> bool:
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 _CHECKS: dict[str, Callable[[object], Any]] = {
@@ -318,7 +310,11 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
 def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[str, str]) -> None:
     late: list[str] = []
     if "env" in changes:
-        late += library_settings.set_variables(config.env, for_children=not _is_project_s("env"))
+        sources = {
+            file.origin for file in read_files() for name, _, _ in file.settings if name == "env"
+        }
+        from_project = "env" not in _changes and "project file" in sources
+        late += library_settings.set_variables(config.env, for_children=not from_project)
     if "x64" in changes:
         library_settings.set_x64(config.x64 if "x64" in origins else None)
     if "jit" in changes:
@@ -327,14 +323,6 @@ def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[st
         late += _limit_memory(config if "memory" in origins else None)
     for sentence in late:
         warn(sentence)
-
-
-def _is_project_s(name: str) -> bool:
-    """Whether a setting that is in force comes from the project's file."""
-    named = {
-        file.origin for file in read_files() for setting in file.settings if setting[0] == name
-    }
-    return name not in _changes and "project file" in named
 
 
 def _limit_memory(config: Config | None) -> list[str]:
@@ -350,21 +338,28 @@ def prefer(
     """Save the preferred device and engine for this and every later run.
 
     Writes the project's `anydevice.toml` if there is one at or above the working directory, else
-    the user's, and returns the file; with `project=True`, where a project has none yet, one is made
-    in the working directory. Comments and other settings in it are kept. A list is tried in
-    order: `prefer(["cuda", "metal"])`. `prefer(None)` or `prefer("")` deletes the preference. An
-    unknown backend is a `ConfigurationError` that lists the valid names. A device that is not
-    usable now can be preferred; it is skipped until it is.
+    the user's, and returns the file; `project=True` makes a missing project's file in the working
+    directory. Comments and other settings are kept. A list is tried in order:
+    `prefer(["cuda", "metal"])`. `prefer(None)` or `prefer("")` deletes the preference. A device
+    that is not usable now is skipped until it is.
 
-    Raises `ConfigurationError` if the file cannot be read or written; it is then unchanged.
+    Raises `ConfigurationError` for an unknown backend, with the valid names, and if the file cannot
+    be read or written; it is then unchanged.
     """
-    several = () if device is None else (device,) if isinstance(device, str | Device) else device
-    wishes = [wish for one in several for wish in split_wishes(str(one))]
+    names = () if device is None else (device,) if isinstance(device, str | Device) else device
+    wishes = [wish for name in names for wish in split_wishes(str(name))]
     for wish in wishes:
         check_wish(wish, "prefer")
     if engine is not None:
         check_engine(engine, "prefer")
-    path = _project_s() if project else files.project_file() or files.user_file()
+    try:
+        path = (files.new_project_file if project else files.project_file)() or files.user_file()
+    except OSError as error:
+        raise ConfigurationError(
+            "the project's file cannot be made: the working directory no longer exists "
+            f"({error.strerror}); change to another one first",
+            "prefer",
+        ) from error
     changes: dict[str, str | list[str] | None] = {
         "device": wishes if len(wishes) > 1 else next(iter(wishes), None),
         "engine": engine,
@@ -373,17 +368,6 @@ def prefer(
         return None
     _change(path, changes)
     return path
-
-
-def _project_s() -> Path:
-    try:
-        return files.new_project_file()
-    except OSError as error:
-        raise ConfigurationError(
-            "the project's file cannot be made: the working directory no longer exists "
-            f"({error.strerror}); change to another one first",
-            "prefer",
-        ) from error
 
 
 _read: tuple[object, tuple[FileSettings, ...]] | None = None
@@ -470,9 +454,8 @@ def _interpret(origin: Origin, path: Path, text: bytes) -> FileSettings:
     unknown = [key for key in read if key not in _KEYS]
     if unknown:
         names = joined(repr(shortened(key)) for key in unknown[:_NAMES_SHOWN])
-        more = (
-            f", nor the {len(unknown) - _NAMES_SHOWN} more" if len(unknown) > _NAMES_SHOWN else ""
-        )
+        hidden = len(unknown) - _NAMES_SHOWN
+        more = f", nor the {hidden} more" if hidden > 0 else ""
         warn(
             f"{printable(path)}, line {_line_of(unknown[0], text)}: there is no setting "
             f"{names}{more}; the settings are {', '.join(_KEYS)}",
@@ -483,19 +466,23 @@ def _interpret(origin: Origin, path: Path, text: bytes) -> FileSettings:
         value = read[key]
         source = f"{printable(path)}, line {_line_of(key, text)}"
         if key == "device":
-            wishes = _wishes(value, source)
+            devices = value if isinstance(value, list) else [value]
+            texts = [_text(key, device, source) for device in devices]
+            wishes = tuple(wish for name in texts for wish in split_wishes(name))
+            for wish in wishes:
+                check_wish(wish, source)
         elif key == "engine":
             engine = _text(key, value, source)
             check_engine(engine, source)
         elif key == "env" and origin == "project file" and isinstance(value, Mapping):
-            if allowed := _harmless(value, source):
+            if allowed := _allowed_variables(value, source):
                 settings.append((key, allowed, source))
         else:
             settings.append((key, value, source))
     return FileSettings(origin, path, wishes, engine, tuple(settings))
 
 
-def _harmless(variables: Mapping[str, Any], source: str) -> dict[str, Any]:
+def _allowed_variables(variables: Mapping[str, Any], source: str) -> dict[str, Any]:
     allowed, refused = library_settings.harmless(variables)
     if refused:
         names = joined(map(shortened, refused[:_NAMES_SHOWN]))
@@ -506,14 +493,6 @@ def _harmless(variables: Mapping[str, Any], source: str) -> dict[str, Any]:
             f"{printable(files.user_file())}"
         )
     return allowed
-
-
-def _wishes(value: object, source: str) -> tuple[str, ...]:
-    names = value if isinstance(value, list) else [value]
-    wishes = tuple(wish for name in names for wish in split_wishes(_text("device", name, source)))
-    for wish in wishes:
-        check_wish(wish, source)
-    return wishes
 
 
 def _text(key: str, value: object, source: str) -> str:

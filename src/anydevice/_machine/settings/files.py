@@ -48,10 +48,7 @@ def read_project(path: Path) -> bytes:
 
 
 def read_home(path: Path, most: int = LARGEST_SETTINGS) -> bytes:
-    """Return the bytes of a file in the user's home; `OSError` as of `read_project`.
-
-    There the folder counts, too: who may write it may put other files there.
-    """
+    """Return the bytes of a file in the user's home; `OSError` also if its folder is untrusted."""
     folder = path.parent
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise OSError(errno.EINVAL, f"{folder} is not a folder", str(path))
@@ -63,7 +60,7 @@ def read_home(path: Path, most: int = LARGEST_SETTINGS) -> bytes:
 def read_cache(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of the user's cache; empty if there is none.
 
-    One that is damaged or not to be trusted is empty, too, and a warning says so.
+    A damaged or untrusted file is empty, too, with a warning.
     """
     try:
         values = parse_json(read_home(path, LARGEST_CACHE))
@@ -114,9 +111,9 @@ def compiled_folder(engine: str) -> Path | None:
         make_folder(folder, private=True)
         why = next(filter(None, map(distrust, (home, folder.parent, folder))), None)
         # A user who may rename a folder above can replace it while the code is used.
-        above = next(filter(_is_open, home.resolve().parents), None)
-        if above is not None:
-            why = why or f"{above} may be written by everyone"
+        for above in home.resolve().parents if os.name == "posix" else ():
+            if above.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+                why = why or f"{above} may be written by everyone"
     except OSError as error:
         why = error.strerror or str(error)
     if why is None:
@@ -126,11 +123,6 @@ def compiled_folder(engine: str) -> Path | None:
         "set ANYDEVICE_HOME to a folder that only you may write"
     )
     return None
-
-
-def _is_open(folder: Path) -> bool:
-    mode = folder.stat().st_mode
-    return bool(os.name == "posix" and mode & stat.S_IWOTH and not mode & stat.S_ISVTX)
 
 
 @contextmanager
