@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from anydevice._machine.discovery.discover import devices as devices
     from anydevice._machine.discovery.discover import discover as discover
     from anydevice._machine.settings.config import Config as Config
-    from anydevice._machine.settings.preferences import prefer as prefer
+    from anydevice._machine.settings.config import prefer as prefer
     from anydevice._plan.estimates import MemoryEstimate as MemoryEstimate
     from anydevice._plan.estimates import estimate_inference as estimate_inference
     from anydevice._plan.plan import plan_inference as plan_inference
@@ -85,8 +85,7 @@ _MODULES = {
     "_plan.plan": "plan_inference",
     "_plan.training": "estimate_training",
     "_plan.training_plan": "plan_training",
-    "_machine.settings.config": "Config",
-    "_machine.settings.preferences": "prefer",
+    "_machine.settings.config": "Config prefer",
     "_arrays.move": "device_of synchronize to_device to_numpy",
     "_arrays.prefetch": "prefetch",
     "_arrays.random.generator": "rng",

@@ -17,7 +17,7 @@ from anydevice._core.backends import BACKENDS
 from anydevice._core.engine import Engine
 from anydevice._machine.choose.scope import _LOCAL_RANKS
 from anydevice._machine.engines.registry import BUILT_IN
-from anydevice._machine.settings.preferences import SETTINGS
+from anydevice._machine.settings.config import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")

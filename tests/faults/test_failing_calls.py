@@ -156,7 +156,7 @@ from anydevice import nn
 from anydevice._core.trees import leaves, mapped
 from anydevice.errors import AnyDeviceError
 from anydevice._machine.settings.files import user_file
-from anydevice._machine.settings.preferences import forget_files
+from anydevice._machine.settings.config import forget_files
 
 what, folder = sys.argv[1], Path(sys.argv[2])
 every, each_allocation, least, strict = map(int, sys.argv[3:])

@@ -26,8 +26,8 @@ from anydevice._bench.results import Results, read_results
 from anydevice._core.device import Device
 from anydevice._machine.choose import measurements
 from anydevice._machine.discovery.check import read_verdicts
+from anydevice._machine.settings.config import forget_files
 from anydevice._machine.settings.files import measurements_file, user_file, verdicts_file
-from anydevice._machine.settings.preferences import forget_files
 from anydevice._ops import trusted_kernels
 from anydevice._train.checkpoint import read_checkpoint, settings_of
 from anydevice._train.step_config import StepConfig

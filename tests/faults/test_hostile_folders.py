@@ -20,8 +20,8 @@ from anydevice._machine.choose import measurements
 from anydevice._machine.discovery import discover as _discover
 from anydevice._machine.discovery.check import keep_verdict, read_verdicts
 from anydevice._machine.settings import files
+from anydevice._machine.settings.config import forget_files
 from anydevice._machine.settings.files import user_file
-from anydevice._machine.settings.preferences import forget_files
 from anydevice._ops import trusted_kernels
 from anydevice._ops.trusted_kernels import kernels_file
 from tests.faults.damage import huge, zeros
@@ -265,7 +265,7 @@ def prepare_a_home() -> None:
 def believed() -> list[str]:
     """Which of the files in the home are believed."""
     forget_files()
-    measurements._kept = (None, {})
+    measurements._cache = (None, {})
     believed = ["anydevice.toml"] if anydevice.configure().env else []
     believed += ["verdicts.json"] if read_verdicts() else []
     believed += ["measurements.json"] if measurements.read_measurements() else []

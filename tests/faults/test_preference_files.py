@@ -131,7 +131,7 @@ def as_unprivileged_user(code: str, home: Path) -> str:
             place.chmod(place.stat().st_mode | 0o055)
     before = (
         "import os, warnings, tomllib, tomlkit, anydevice, anydevice._machine.choose.scope\n"
-        "from anydevice._machine.settings.preferences import prefer, read_files\n"
+        "from anydevice._machine.settings.config import prefer, read_files\n"
         "from anydevice._machine.settings.files import user_file\n"
         "from anydevice.errors import ConfigurationError\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"

@@ -20,8 +20,8 @@ from anydevice import nn
 from anydevice._core.finding import Reason, Verdict
 from anydevice._machine.choose import measurements
 from anydevice._machine.discovery.check import keep_verdict, read_verdicts
+from anydevice._machine.settings.config import forget_files
 from anydevice._machine.settings.files import verdicts_file
-from anydevice._machine.settings.preferences import forget_files
 
 SAVED = Path(__file__).parents[1] / "recorded" / "saved"
 FORMATS = sorted(path.parent.name for path in SAVED.glob("*/expected.json"))

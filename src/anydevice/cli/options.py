@@ -84,7 +84,7 @@ def check_place(devices: Sequence[str] | None, engine: str | None) -> None:
     anydevice.errors.ConfigurationError: --device: there is no backend 'quantum'; \
 the backends are cuda, rocm, metal, tpu, opencl, cpu
     """
-    from anydevice._machine.settings.preferences import check_engine, check_wish
+    from anydevice._machine.settings.config import check_engine, check_wish
 
     for name in devices or ():
         check_wish(name.strip().lower(), "--device")

@@ -8,7 +8,7 @@ from anydevice._core.choice import Choice
 from anydevice._core.text import UNUSABLE, USABLE
 from anydevice._machine.choose.scope import why
 from anydevice._machine.discovery.discover import discover
-from anydevice._machine.settings.preferences import prefer
+from anydevice._machine.settings.config import prefer
 from anydevice._report.choice import because
 from anydevice.cli.options import add_options, add_switches
 from anydevice.cli.printing import Output

@@ -19,7 +19,7 @@ from anydevice._core.text import bar, format_part, format_size, percent, printab
 from anydevice._machine.discovery.discover import discover
 from anydevice._machine.discovery.doctor import prepare
 from anydevice._machine.hardware.readers import DeviceProcess, Readings, processes, readings
-from anydevice._machine.settings.preferences import check_wish
+from anydevice._machine.settings.config import check_wish
 from anydevice.cli.options import add_filters, add_options, add_switches, seconds
 from anydevice.cli.printing import Output
 from anydevice.cli.terminal import Event, Screen, TerminalEvents, shows_live_views

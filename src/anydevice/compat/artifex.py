@@ -30,11 +30,9 @@ DeviceType = StrEnum("DeviceType", ["CPU", "GPU", "TPU"])
 
 @dataclass
 class DeviceConfiguration:
-    """Settings that take effect when a `DeviceManager` is made with them.
+    """Settings for a `DeviceManager`; `memory_fraction` overrides the strategy, CUSTOM needs it.
 
-    The strategies are 60, 75 and 90 % of a GPU's memory; `memory_fraction` overrides them, and
-    CUSTOM needs it. `platform_priority` lists backends, or "gpu" for all of them. `XLA_FLAGS` of
-    `environment_variables` are merged.
+    `platform_priority` lists backends, or "gpu" for all of them.
     """
 
     memory_strategy: MemoryStrategy = MemoryStrategy.BALANCED
@@ -79,9 +77,9 @@ class MachineDetector:
     backend: str | None = None
 
     def detect_capabilities(self) -> DeviceCapabilities:
-        found = _devices(self.backend) or _devices("cpu") or [anydevice.Device("cpu")]
-        first, facts = found[0], found[0].facts
-        count = sum(device.kind == first.kind for device in found)
+        devices = _devices(self.backend) or _devices("cpu") or [anydevice.Device("cpu")]
+        first, facts = devices[0], devices[0].facts
+        count = sum(device.kind == first.kind for device in devices)
         cpu, cuda = first.kind == "cpu", first.backend == "cuda"
         total, capability = facts.total_memory, facts.compute_capability
         tensor_cores = not cuda or compare_versions(capability or "0", "7.0") >= 0
@@ -102,10 +100,7 @@ class CUDADetector(MachineDetector):
 
 
 class JAXDeviceManager:
-    """The devices that the detector counts, as JAX's own objects, and JAX's CPUs.
-
-    Raises `DeviceNotFoundError` where JAX drives fewer than the detector counts.
-    """
+    """JAX's devices, as far as the detector counts them; `DeviceNotFoundError` if JAX has fewer."""
 
     def __init__(self, detect: Callable[[], DeviceCapabilities] | None = None) -> None:
         self._detect = detect or MachineDetector().detect_capabilities
@@ -115,17 +110,14 @@ class JAXDeviceManager:
     cpu_devices = property(lambda self: _native(_devices("cpu")))
 
     def get_default_device(self) -> Any:
-        """Return the `jax.Device` that `anydevice.device` chooses, with a warning if it is the CPU.
-
-        Where the detector does not count that one, the first that it counts.
-        """
+        """Return the `jax.Device` of `device()`, or the first that the detector counts."""
         return self.default(anydevice.device(engine="jax")).native
 
     def distribute_data(self, data: Any, target_devices: Sequence[Any] | None = None) -> list[Any]:
         """Split a tree along its first axis, by default over all GPUs, else TPUs, else CPUs.
 
-        Where `target_devices` is empty, as `gpu_devices[:2]` is without a GPU, it is split over the
-        CPUs, with a warning.
+        An empty `target_devices`, as `gpu_devices[:2]` without a GPU, means the CPUs, with a
+        warning.
         """
         import jax
 
@@ -172,12 +164,11 @@ class JAXDeviceManager:
 
 
 class DeviceManager:
-    """The devices that JAX can drive, and the settings in force.
+    """The devices that the `detector` counts, and the settings in force.
 
     A `config` takes effect for the whole process, or raises `ConfigurationError` and changes
-    nothing; what comes too late for JAX is a warning. Without one, `config` is what is in force,
-    and BALANCED is put in force if nothing else limits memory. What it says of devices is what the
-    `detector` counts.
+    nothing; settings that come too late for JAX warn. Without one, the settings in force stay, and
+    BALANCED is set if nothing limits memory.
     """
 
     def __init__(
@@ -212,10 +203,7 @@ class DeviceManager:
         return self.device_count if self.has_gpu else 0
 
     def get_device_info(self) -> dict[str, Any]:
-        """Devices, settings and versions as plain data; `why_no_gpu` lists causes and fixes.
-
-        Where JAX drives fewer devices than the detector counts, `default_device` is `None`.
-        """
+        """Return devices, settings and versions as plain data, with causes in `why_no_gpu`."""
         chosen, causes = why(engine="jax").device, _why_no_gpu()
         try:
             default = chosen and self.jax_manager.default(chosen)
@@ -285,10 +273,9 @@ def configure_for_generative_models(
 
 
 def setup_data_parallel(model: Any, batch_size: int) -> tuple[list[Any], int]:
-    """Copy the model to each GPU; return the copies, and the rows of a batch for each.
+    """Return a copy of the model on each GPU, and the rows of a batch for each.
 
-    Without several GPUs it is the model itself, and all rows. To train over them, with the losses
-    of one device, call `nn.train(model, …, devices=…)`.
+    To train over them with the losses of one device, call `nn.train(model, …, devices=…)`.
     """
     manager = get_device_manager()
     if manager.gpu_count < 2:
@@ -326,13 +313,13 @@ def MLP(  # noqa: N802, its name
 
 
 def _devices(kind: str | None = None) -> list[anydevice.Device]:
-    """The usable devices of a kind or backend that JAX can drive, accelerators first."""
-    found = [d for d in anydevice.devices(kind) if d.status and "jax" in d.status.engines]
-    return [d.served_by("jax") for d in sorted(found, key=lambda d: d.kind == "cpu")]
+    """Return the usable devices of a kind or backend that JAX can drive, accelerators first."""
+    usable = [d for d in anydevice.devices(kind) if d.status and "jax" in d.status.engines]
+    return [d.served_by("jax") for d in sorted(usable, key=lambda d: d.kind == "cpu")]
 
 
-def _native(found: Iterable[anydevice.Device]) -> list[Any]:
-    return [device.native for device in found]
+def _native(devices: Iterable[anydevice.Device]) -> list[Any]:
+    return [device.native for device in devices]
 
 
 def _why_no_gpu() -> list[str]:
@@ -362,10 +349,7 @@ def _apply(config: DeviceConfiguration) -> DeviceConfiguration:
 
 
 def _in_force() -> DeviceConfiguration:
-    """The settings of `anydevice.configure` and the settings files; BALANCED where none limits.
-
-    A fraction that JAX is told by the environment is left as it is.
-    """
+    """Return the settings in force; sets BALANCED unless a setting or JAX's variable limits."""
     config, fraction = anydevice.configure(), told_to_jax()
     if config.memory is None and fraction is None:
         config = change({"memory": MemoryStrategy.BALANCED}, insist=False)

@@ -93,19 +93,15 @@ def set_backend(backend: Device | str | None) -> Device:
 
 
 def current_backend() -> Device:
-    """Return the backend of the block, else of the process, else the best one of this machine.
-
-    Warns once where it falls back to the CPU.
-    """
+    """Return the backend of the block, else of the process, else the best one, as `device()`."""
     return _with_name(anydevice.device())
 
 
 class with_backend(use_device):  # noqa: N801, a macro there
-    """A block, or a decorated function, in which `current_backend()` is this one.
+    """A block or decorated function with this `current_backend()`, as `use_device`.
 
-    Models of this module, `forward` and `argmax` compute there: they move themselves and their
-    arguments. Apply the backend to other data: `with with_backend(CUDABackend(0)) as gpu: gpu(x)`.
-    Raises `DeviceNotFoundError` on entering where the backend is not usable.
+    Models of this module, `forward` and `argmax` move themselves and their arguments there; other
+    data is moved by the backend: `with with_backend(CUDABackend(0)) as gpu: gpu(x)`.
     """
 
     def __init__(self, backend: Device | str) -> None:
@@ -167,20 +163,15 @@ def argmax(x: Any, axis: int = -1) -> Any:
 
 
 def benchmark(function: Callable[..., Any], *arguments: Any, limit: float = 1.0) -> DeviceTiming:
-    """Time one call on the current backend, for `limit` seconds.
-
-    Arrays and models are moved there first, and every call is synchronized. `first` is the first
-    call, which compiles; where a call fails, `reason` says why.
-    """
+    """Time one call on the current backend for `limit` seconds, as `anydevice.benchmark`."""
     here = current_backend()
     return anydevice.benchmark(function, *arguments, devices=[here], limit=limit)[str(here)]
 
 
 def warm_up(model: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Compile everything for a call on the current backend; return the complete output.
+    """Compile a call and anydevice's kernels on the current backend; return the call's result.
 
-    The kernels of anydevice itself are compiled and checked as well; `options` are those of
-    `anydevice.warm_up`, such as `dtypes=["float32"]` for these alone.
+    `options` are those of `anydevice.warm_up`, such as `dtypes=["float32"]`.
     """
     here = current_backend()
     anydevice.warm_up(here, **options)
@@ -191,10 +182,9 @@ def warm_up(model: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 class Model(nn.Model):
-    """A `nn.Model` that computes on the backend of the block that it is called in.
+    """A `nn.Model` that computes on the backend of the block it is called in, or where it is.
 
-    In a `with_backend` block of another backend, it and its input are moved there; the copy is kept
-    for further calls. Outside of blocks it computes where it is.
+    The copy on the block's backend is kept for further calls.
     """
 
     _copy: tuple[Device, nn.Model] | None = None
@@ -214,7 +204,7 @@ class Model(nn.Model):
 
 
 def _follow_blocks(model: nn.Model) -> Model:
-    """The model, as one that follows blocks."""
+    """Return the model as one that follows blocks."""
     if isinstance(model, Model):
         return model
     made = Model.__new__(Model)
@@ -245,10 +235,9 @@ def Dense(inputs: int, outputs: int, *, bias: bool = True) -> Model:  # noqa: N8
 
 
 def chain(*parts: nn.Model | nn.Layer | str, input_shape: Any = None, seed: int = 0) -> Model:
-    """Make a model of these layers on the current backend; `@axiom begin … end` in Julia.
+    """Make a new model of these layers on the current backend; `@axiom begin … end` in Julia.
 
-    All parameters are initialized again. `input_shape` is the shape of one example, where the first
-    layer does not define it.
+    `input_shape` is the shape of one example, if the first layer does not define it.
 
     >>> with anydevice.use_device("cpu"):
     ...     chain(Dense(784, 128), relu, Dense(128, 10), softmax).parameter_count
@@ -277,11 +266,9 @@ def train(
     epochs: int = 1,
     **options: Any,
 ) -> nn.Model:
-    """Train the model on the current backend, with the options of `nn.train`.
+    """Return the model trained on the current backend, or where `model_parallel` put its layers.
 
-    One of `model_parallel` is trained where its layers are.
-
-    Julia's `train!` changes the model; this returns a new one.
+    The options are those of `nn.train`. Julia's `train!` changes the model itself.
     """
     in_parts = hasattr(model.layer, "stages")
     if "devices" not in options and not in_parts:
@@ -300,10 +287,9 @@ def train_data_parallel(
     epochs: int = 1,
     **options: Any,
 ) -> Model:
-    """Train the model on several GPUs, given by their numbers, or on any devices of JAX.
+    """Train copies of the model on several devices; numbers are GPUs. The losses are those of one.
 
-    Each holds all of it and takes its rows of every batch, the remainder included; the losses are
-    those of one device. Raises `DeviceNotFoundError` where a device is not there.
+    Raises `DeviceNotFoundError` if a device is missing.
     """
     options.setdefault("strategy", "replicate")
     places = _gpu_names(gpus)
@@ -314,13 +300,12 @@ def train_data_parallel(
 def model_parallel(
     model: nn.Model, gpus: Sequence[int | Device | str], *, microbatches: int = 1
 ) -> nn.Model:
-    """Divide the layers of a model over several GPUs, one part after the other.
+    """Divide the layers over several GPUs, as `parallel.pipeline`; `train` trains the result.
 
-    Activations go directly from one to the next. `train` trains it so; in Julia, parts are models
-    of their own, `Dense(784, 4096) |> CUDABackend(0)`, which `forward` calls one by one.
+    In Julia, parts are models: `Dense(784, 4096) |> CUDABackend(0)`.
     """
-    held: nn.Model = parallel.pipeline(model, _gpu_names(gpus), microbatches=microbatches)
-    return held
+    divided: nn.Model = parallel.pipeline(model, _gpu_names(gpus), microbatches=microbatches)
+    return divided
 
 
 def save_model(model: nn.Model, path: str | os.PathLike[str]) -> None:
@@ -336,12 +321,10 @@ def load_model(path: str | os.PathLike[str]) -> Model:
 def compile(  # noqa: A001, its name
     model: Any, *, backend: Device | str | None = None, verify: Any = None, **options: Any
 ) -> Compiled:
-    """Compile the model for a backend, by default the current one.
+    """Compile the model for a backend, by default the current one, as `anydevice.compile`.
 
-    With `verify=True` it is checked there on random examples, and what `ensure` states is proved;
-    with `verify=x` it is checked on `x`. The options
-    `optimize`, `precision` and `properties` are those of `anydevice.compile`. Raises
-    `VerificationError` with the first layer that is wrong.
+    With `verify=True` it is checked on random examples, and the claims of `ensure` are proved; with
+    `verify=x` it is checked on `x`. `VerificationError` names the first wrong layer.
     """
     example = _examples(model) if verify is True else None if verify is False else verify
     place = anydevice.device() if backend is None else backend
@@ -364,10 +347,9 @@ def ensure(
     property: Property,  # noqa: A002 - what it is
     over: Region,
 ) -> Callable[[Any], Any]:
-    """`@ensure` in Julia: the model has this property for every input of a region.
+    """Claim a property of a model, or of every model that a function makes; `@ensure` in Julia.
 
-    Decorates a function that makes a model, or is applied to a model. The claim goes with the
-    model, into its file too; `compile(…, verify=True)` proves it for the weights as compiled.
+    The claim is saved with the model; `compile(…, verify=True)` proves it for the compiled weights.
 
     >>> from anydevice import proofs
     >>> @ensure(proofs.within(0, 1), over=proofs.box(-1.0, 1.0))
@@ -400,12 +382,11 @@ def prove(
     property: Property | None = None,  # noqa: A002 - what it is
     **options: Any,
 ) -> Any:
-    """`@prove ∀x ∈ inputs. …` in Julia, for some inputs or for all of a region.
+    """Prove a claim for inputs; `@prove ∀x ∈ inputs. …` in Julia.
 
-    With a region of `anydevice.proofs`, `holds` is the model, and the property is proved for every
-    input of the region; the options are those of `proofs.prove`, and its proof is returned. With
-    other inputs, `holds` is a function that is called with each of them, and their number is
-    returned. Raises `VerificationError` with the first input for which it fails.
+    With a region of `anydevice.proofs`, `holds` is the model, and the proof of `property` is
+    returned. With other inputs, `holds` is called with each, and their number is returned.
+    `VerificationError` names the first input for which it fails.
 
     >>> from anydevice import proofs
     >>> prove(range(10), lambda x: x * x >= x)
@@ -449,13 +430,13 @@ def _gpu_names(gpus: Sequence[int | Device | str]) -> list[str]:
 
 
 def _with_name(found: Device) -> Device:
-    """The device under Axiom's name, where Axiom has one."""
+    """Return the device under Axiom's name, if Axiom has one."""
     kind = _KINDS.get(found.backend)
     return kind(found.index, engine=found.engine) if kind else found
 
 
 def _examples(model: Any) -> Any:
-    """Eight random examples for a model of anydevice."""
+    """Return eight random examples for a model of anydevice."""
     model = model.model if isinstance(model, Compiled) else model
     if not isinstance(model, nn.Model):
         kind = type(model).__name__

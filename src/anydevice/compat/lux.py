@@ -51,10 +51,7 @@ class LuxCPUDevice(AbstractLuxDevice, backend="cpu"):
 
 
 class AbstractLuxGPUDevice(AbstractLuxDevice):
-    """The base class of Lux's GPUs: `isinstance(device, AbstractLuxGPUDevice)`.
-
-    `LuxCUDADevice(1)` can be made whether or not this machine has one; see `functional`.
-    """
+    """The base class of Lux's GPUs; `functional` says whether this machine has one."""
 
 
 class LuxCUDADevice(AbstractLuxGPUDevice, backend="cuda"):
@@ -86,13 +83,12 @@ def cpu_device() -> LuxCPUDevice:
 def gpu_device(force_gpu_usage: bool = False) -> AbstractLuxDevice:
     """Return the preferred GPU if it works, else the first backend that works, else the CPU.
 
-    The CPU comes with a warning that says for each backend what is wrong and what to install; with
-    `force_gpu_usage` it is a `DeviceNotFoundError` instead. An engine that the environment or a
-    file asks for is used if it can drive the GPU.
+    Falling back to the CPU warns with every reason; with `force_gpu_usage` it raises
+    `DeviceNotFoundError`.
     """
     request = make_request(None, engine=None, min_free=None)
-    asked = (name for wish in request.wishes for name in wish.names)
-    preference = Wish("preference", tuple(n for n in asked if n.partition(":")[0] in _KINDS))
+    names = (name for wish in request.wishes for name in wish.names)
+    preference = Wish("preference", tuple(n for n in names if n.partition(":")[0] in _KINDS))
     order = Wish("order of backends", tuple(_KINDS), binding=True)
     wishes = (preference, order) if preference.names else (order,)
     findings = anydevice.discover().findings
@@ -126,12 +122,10 @@ def gpu(x: Any) -> Any:
 
 
 def gpu_backend(backend: str | Device | None = "") -> None:
-    """Save the preferred GPU backend, one of `supported_gpu_backends()` or a device.
+    """Save the preferred GPU backend in the project, as `prefer(…, project=True)`; "" deletes it.
 
-    It is saved in the project, as in Julia: in the nearest `anydevice.toml` at or above the working
-    directory, which is made there if there is none. It takes effect at once and in every later run;
-    `""` or `None` deletes it. Raises `ConfigurationError` with the valid names for any other, and
-    where the file cannot be written.
+    Raises `ConfigurationError` with the valid names for any other, and if the file cannot be
+    written.
     """
     name = _backend_of(backend) if backend else None
     if name and name not in _KINDS:
@@ -161,15 +155,12 @@ def loaded(device: str | Device | type[AbstractLuxDevice]) -> bool:
 
 
 def get_device(x: Any) -> Device | None:
-    """Return the device of the arrays in `x`, or `None` if it has none.
-
-    Raises `DeviceMismatchError` if they are on different devices.
-    """
-    found = anydevice.device_of(x)
-    if found == LuxCPUDevice():
+    """Return the device of the arrays in `x`, as `device_of`, under Lux's name."""
+    device = anydevice.device_of(x)
+    if device == LuxCPUDevice():
         return LuxCPUDevice()
-    kind = _KINDS.get(found.backend) if found else None
-    return kind(found.index) if found and kind else found
+    kind = _KINDS.get(device.backend) if device else None
+    return kind(device.index) if device and kind else device
 
 
 class DeviceIterator(Prefetch):
@@ -181,10 +172,7 @@ class DeviceIterator(Prefetch):
 
 
 def default_device_rng(device: Device | str, seed: int | None = None) -> Random:
-    """Random numbers on a device, the same for a seed on every device.
-
-    Without a seed, each call returns a generator with a random one.
-    """
+    """Return a generator whose numbers are the same on every device; by default, of random seed."""
     return anydevice.rng(secrets.randbits(64) if seed is None else seed, device)
 
 
@@ -203,10 +191,9 @@ class NCCLBackend(AbstractLuxDistributedBackend):
 
 
 class DistributedOptimizer(nn.Optimizer):
-    """An optimizer that averages gradients over all processes before each step.
+    """An optimizer that averages gradients over all processes, each with as many rows.
 
-    For steps on data that each process has of its own, equally many rows each.
-    `nn.train(…, devices=mesh)` weighs them by their rows, and drops as one process would.
+    `nn.train(…, devices=mesh)` weighs them by their rows.
     """
 
     backend: Any = None
@@ -226,10 +213,7 @@ class DistributedOptimizer(nn.Optimizer):
 
 
 class DistributedDataContainer(Sequence[Any]):
-    """The examples of this process: an even share of rows of arrays, or of a list.
-
-    Where they do not divide evenly, the first processes have one more.
-    """
+    """The examples of this process: its share of the rows; the first processes take the rest."""
 
     def __init__(self, backend: AbstractLuxDistributedBackend, data: Any) -> None:
         processes = DistributedUtils.total_workers(backend)
@@ -320,7 +304,7 @@ class DistributedUtils:
 
 
 def _backend_of(device: str | Device | type[AbstractLuxDevice]) -> str:
-    """The name in anydevice of CUDA, AMDGPU or Metal."""
+    """Return the backend of anydevice for CUDA, AMDGPU or Metal."""
     if isinstance(device, Device):
         return device.backend
     if isinstance(device, type):
@@ -339,7 +323,7 @@ def _unknown(backend: object) -> ConfigurationError:
 
 
 def _reasons(names: Sequence[str], engine: str | None) -> str:
-    """Why none of these works. Hardware that is missing counts only where it is the only reason."""
+    """Return why none of these works; missing hardware counts only if it is the only reason."""
     report = anydevice.discover()
     backends = {name: name.partition(":")[0] for name in names}
     stopped = accelerators_passed_over([f for f in report if f.backend in backends.values()])

@@ -58,10 +58,7 @@ class BackendPreference(Enum):
 
 
 class Backend(Record):
-    """A backend that is ready for use, and its `device`.
-
-    The operations are those of `anydevice.ops`; arrays that are elsewhere are moved first.
-    """
+    """A usable backend; its operations are those of `anydevice.ops`, and move their arrays here."""
 
     device: Device
 
@@ -136,21 +133,19 @@ class UnifiedTensor:
 
 
 def init_backend(preference: BackendPreference = BackendPreference.AUTO) -> Backend:
-    """Return the requested backend.
+    """Return the requested backend; raise `DeviceNotFoundError` if it is not usable.
 
-    `AUTO` takes what a block, the environment or a file asks for if it is usable, else the first
-    usable one of CUDA, ROCm, Metal, OpenCL and CPU. It warns with the reason where it passes over
-    what was asked for, or falls back to the CPU although accelerators are here.
-
-    Raises `DeviceNotFoundError` if a backend that is asked for by name is not usable.
+    `AUTO` takes the device of a block, the environment or a file if it is usable, else the first
+    usable one of CUDA, ROCm, Metal, OpenCL and CPU. It warns if it passes over a preference, or
+    over an accelerator for the CPU.
     """
     return init_backend_with_memory_check(preference, 0)
 
 
 def init_backend_with_memory_check(preference: BackendPreference, required_bytes: int) -> Backend:
-    """`init_backend`, but only with a device that has this much free memory.
+    """Return `init_backend`'s choice among devices with this much free memory.
 
-    Raises `DeviceNotFoundError`, with the free memory of each device, where none has enough.
+    `DeviceNotFoundError` gives the free memory of each.
     """
     if preference is not BackendPreference.AUTO:
         return Backend(anydevice.device(preference.value, min_free=required_bytes))
@@ -199,15 +194,15 @@ def estimate_inference_memory(
     >>> estimate.weights_bytes, 27 < estimate.total_gb() < 36
     (28966928896, True)
 
-    `total_bytes` is for `init_backend_with_memory_check`; it includes the overhead of the process.
-    Raises `ConfigurationError` for impossible shapes.
+    `total_bytes` includes the overhead of the process. Impossible shapes raise
+    `ConfigurationError`.
     """
     dtypes = {1: "float8_e4m3fn", 2: "float16", 4: "float32", 8: "float64"}
     if bytes_per_element not in dtypes:
         raise ConfigurationError(
             f"an element has 1, 2, 4 or 8 bytes, not {bytes_per_element!r}", "bytes_per_element"
         )
-    found = anydevice.estimate_inference(
+    estimate = anydevice.estimate_inference(
         hidden=hidden_size,
         intermediate=intermediate_size,
         layers=num_layers,
@@ -217,9 +212,8 @@ def estimate_inference_memory(
         context=max_seq_len,
         dtype=dtypes[bytes_per_element],
     )
-    return InferenceMemory(
-        found.weights, found.kv_cache, found.activations + found.logits, found.total
-    )
+    activations = estimate.activations + estimate.logits
+    return InferenceMemory(estimate.weights, estimate.kv_cache, activations, estimate.total)
 
 
 class Performance(Record):
@@ -230,10 +224,7 @@ class Performance(Record):
 
 
 def measure_performance(model: LanguageModel, prompt_tokens: int = 128) -> Performance:
-    """Measure the figures of Torchless's table of expectations with a loaded model.
-
-    Raises `ConfigurationError` for a prompt that leaves no room in the model's context.
-    """
+    """Measure a loaded model; `ConfigurationError` if the prompt fills the model's context."""
     [speed] = bench_text(model, [prompt_tokens], ceilings=()).speeds
     return Performance(speed.prefill, speed.decode)
 

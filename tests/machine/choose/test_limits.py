@@ -283,8 +283,9 @@ def test_free_memory_is_read_again_at_each_choice(monkeypatch: pytest.MonkeyPatc
     def reading(backend: str, index: int, facts: Facts) -> Facts:
         return facts.__replace__(free_memory=free)
 
-    with fake_machine(cuda=1, memory="16GiB"):
-        monkeypatch.setattr(hooks.free_memory, "function", reading)
+    # The hook is put back inside the block: later, it would be the hook of this fake machine.
+    with fake_machine(cuda=1, memory="16GiB"), monkeypatch.context() as patch:
+        patch.setattr(hooks.free_memory, "function", reading)
         with pytest.raises(anydevice.DeviceNotFoundError, match=r"2\.0 GiB"):
             anydevice.device("cuda", min_free="8GiB")
         free = 12 * GIB

@@ -11,9 +11,16 @@ from typing import Any
 
 import pytest
 
-from anydevice._machine.hardware import cgroup
-from anydevice._machine.hardware.cgroup import CgroupLimits, free_memory, read_limits
-from anydevice._machine.hardware.linux import as_cpu_set, read_number, read_table, read_text
+from anydevice._machine.hardware import linux
+from anydevice._machine.hardware.linux import (
+    CgroupLimits,
+    as_cpu_set,
+    cgroup_free_memory,
+    cgroup_limits,
+    read_number,
+    read_table,
+    read_text,
+)
 from tests.machine.tree import Tree
 from tests.programs import output_of
 
@@ -48,7 +55,7 @@ class Groups(Tree):
         return self.write({f"{place}/{n.replace('__', '.')}": f"{t}\n" for n, t in files.items()})
 
     def limits(self) -> CgroupLimits:
-        return read_limits(self.root)
+        return cgroup_limits(self.root)
 
 
 @pytest.fixture
@@ -62,7 +69,7 @@ def memory(limits: CgroupLimits) -> int | None:
 
 def test_without_any_control_group(tree: Groups) -> None:
     assert tree.limits() == CgroupLimits()
-    assert free_memory(tree.root) is None
+    assert cgroup_free_memory(tree.root) is None
 
 
 def test_v2_plain(tree: Groups) -> None:
@@ -79,7 +86,7 @@ def test_v2_plain(tree: Groups) -> None:
     assert limits.memory_free == 3 * GIB
     assert limits.cores == 1.5
     assert limits.memory.source.endswith("user.slice/job.scope/memory.max")
-    assert free_memory(tree.root) == 3 * GIB
+    assert cgroup_free_memory(tree.root) == 3 * GIB
 
 
 def test_v2_without_limits(tree: Groups) -> None:
@@ -370,7 +377,7 @@ LIMITS = {
 @pytest.fixture
 def limited_groups() -> Iterator[list[Path]]:
     """Groups below ours with 256 MiB and half a processor, removed afterwards."""
-    trees = cgroup._Trees.read(Path("/"))
+    trees = linux._Trees.read(Path("/"))
     made: list[Path] = []
     try:
         for controller in ("memory", "cpu"):

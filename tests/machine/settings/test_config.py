@@ -18,7 +18,8 @@ from anydevice.errors import ConfigurationError
 
 @pytest.fixture(autouse=True)
 def clean(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("JAX_ENABLE_X64", "JAX_DISABLE_JIT", "TORCHDYNAMO_DISABLE", "XLA_FLAGS"):
+    # Not XLA_FLAGS: JAX may start in one of these tests, and later tests need its CPU devices.
+    for name in ("JAX_ENABLE_X64", "JAX_DISABLE_JIT", "TORCHDYNAMO_DISABLE"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     settings._applied.clear()
@@ -294,6 +295,7 @@ def test_virtual_cpus_are_counted_without_starting_jax(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, count: int
 ) -> None:
     monkeypatch.delitem(sys.modules, "jax", raising=False)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.setenv(variable, value)
     assert library_settings.virtual_cpus() == count
 

@@ -11,7 +11,7 @@ import pytest
 
 import anydevice
 from anydevice._machine.choose import scope
-from anydevice._machine.settings import files, preferences
+from anydevice._machine.settings import config, files
 from anydevice.testing import fake_machine
 
 OLD = 1_000_000_000_000_000_000
@@ -115,7 +115,7 @@ def test_a_home_that_is_no_folder_is_said_to_be_none(
     plain.touch()
     for path in (plain, Path(os.devnull)):
         monkeypatch.setenv("ANYDEVICE_HOME", str(path))
-        preferences.forget_files()
+        config.forget_files()
         with pytest.warns(UserWarning, match=f"{path} is not a folder") as said:
             assert chosen() == "cuda"
         assert not any("everyone" in str(each.message) for each in said)
@@ -183,9 +183,9 @@ def test_files_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     project.write_text('device = "cpu"\n')
     settle(project)
     read: list[Path] = []
-    real = preferences._read_file
+    real = config._read_file
     monkeypatch.setattr(
-        preferences, "_read_file", lambda *asked: (read.append(asked[1]), real(*asked))[1]
+        config, "_read_file", lambda *asked: (read.append(asked[1]), real(*asked))[1]
     )
     for spec in ("cpu", "cuda", None, "opencl") * 3:
         anydevice.device(spec)

@@ -28,7 +28,7 @@ from anydevice.errors import ConfigurationError, DeviceNotFoundError
 _JAX_BACKENDS = ("cuda", "rocm")
 _JAX_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _JAX_FRACTIONS = (_JAX_FRACTION, "XLA_CLIENT_MEM_FRACTION")
-"""The name that every release reads, and that of later ones, which refuse to find both."""
+"""The name that every release reads, and the one of later releases, which refuse both at once."""
 _MUCH = STRATEGIES["aggressive"]
 
 
@@ -51,18 +51,17 @@ def check_limit(config: Config) -> None:
     """Raise `ConfigurationError` for a limit that comes too late for JAX."""
     for engine, device in started_jax():
         limit = limit_of(device, config)
-        sentence = None if limit is None else engine.memory.set_limit(device, limit)
-        if sentence is not None:
+        if limit is not None and (sentence := engine.memory.set_limit(device, limit)):
             raise ConfigurationError(
                 f"configure(): memory={config.memory!r} comes too late: {sentence}", "configure()"
             )
 
 
 def set_limit(config: Config | None) -> list[str]:
-    """Hold every library to the `memory` of these settings, now or when it loads.
+    """Limit every library to `config.memory`, now or when it loads; `None` lifts the limits.
 
-    `None` lifts the limits. Returns warnings: for a library on an accelerator on which the limit
-    has no effect, and for a GPU that other programs use too.
+    Returns warnings: for a library on an accelerator on which the limit has no effect, and for a
+    GPU that other programs use too.
     """
     global _config
     with _lock.native:
@@ -91,15 +90,15 @@ def told_to_jax() -> float | None:
 
 
 def in_force() -> Config | None:
-    """Return the settings whose limit the libraries are held to; `None` if there is no limit."""
+    """Return the settings whose limit is in force; `None` if there is no limit."""
     return _config
 
 
 def limit_of(device: Device, config: Config) -> int | None:
     """Return the most bytes of a device that the settings allow; `None` if there is no limit.
 
-    A fraction is one of the memory that this process could ever get there, and no limit where that
-    is unknown. An amount is never more than that memory.
+    A fraction is one of the memory that this process could get, and no limit if that is unknown.
+    An amount is never more than that memory.
 
     >>> limit_of(Device("cpu"), Config(memory="1GiB"))
     1073741824
@@ -126,7 +125,7 @@ def started_jax() -> list[tuple[Engine, Device]]:
 
 
 def _hold(engine: Engine) -> None:
-    """Hold one library to the limit in force, on each of its devices."""
+    """Set the limit in force in one library, on each of its devices."""
     with _lock.native:
         config = _config
         if config is None or (engine.name == "jax" and not jax_started()):
@@ -157,28 +156,22 @@ def _tell_jax(config: Config) -> None:
     """Put JAX's fraction of a GPU into the environment, until it has started."""
     if jax_started():
         return
-    fraction = _jax_fraction(config)
+    fraction = config.memory_fraction
+    if fraction is None:  # an amount, of which JAX takes one fraction for all GPUs
+        shares = []
+        for device in devices("gpu"):
+            limit, total = limit_of(device, config), device.facts.total_memory
+            if device.backend in _JAX_BACKENDS and limit and total:
+                shares.append(limit / total)
+        fraction = min(shares, default=None)
     variables: dict[str, str | None] = {}
     if fraction is not None:
         variables = {**dict.fromkeys(_JAX_FRACTIONS), _JAX_FRACTION: f"{fraction:.6f}"}
     _jax_variables.put(variables)
 
 
-def _jax_fraction(config: Config) -> float | None:
-    """The one fraction that JAX takes for all GPUs; `None` for an amount without a GPU."""
-    if config.memory_fraction is not None:
-        return config.memory_fraction
-    shares = []
-    for device in devices("gpu"):
-        limit = limit_of(device, config)
-        total = device.facts.total_memory
-        if device.backend in _JAX_BACKENDS and limit and total:
-            shares.append(limit / total)
-    return min(shares, default=None)
-
-
 def _shared_gpus(config: Config) -> list[str]:
-    """A warning for each GPU of which the limit leaves other programs too little."""
+    """Return a warning for each GPU of which the limit leaves other programs too little."""
     share = config.memory_fraction
     if share is None or share < _MUCH:
         return []
@@ -203,13 +196,10 @@ def _shared_gpus(config: Config) -> list[str]:
 
 
 def _held_here(device: Device) -> int:
-    """The bytes of a device that the loaded libraries of this process hold."""
-    reserved = 0
-    for engine in registry.started_engines():
-        if device in engine.devices():
-            use = engine.memory.use(device)
-            reserved += use.reserved if use else 0
-    return reserved
+    """Return the bytes of a device that the loaded libraries of this process hold."""
+    engines = (engine for engine in registry.started_engines() if device in engine.devices())
+    uses = (engine.memory.use(device) for engine in engines)
+    return sum(use.reserved for use in uses if use)
 
 
 on_memory(check_limit, set_limit)

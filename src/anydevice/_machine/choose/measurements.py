@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from anydevice._core import hooks
 from anydevice._core.checks import is_number
@@ -12,12 +11,13 @@ from anydevice._core.device import Device
 from anydevice._core.files import writing
 from anydevice._machine.discovery.check import key_of
 from anydevice._machine.engines import registry
-from anydevice._machine.settings.files import measurements_file, read_cache, stamp
+from anydevice._machine.settings.config import stamp
+from anydevice._machine.settings.files import measurements_file, read_cache
 
 Times = Mapping[str, float]
-"""Seconds by op, case and dtype, which are one text."""
+"""Seconds by a text that names op, case and dtype."""
 
-_kept: tuple[object, dict[str, dict[str, float]]] = (None, {})
+_cache: tuple[object, dict[str, dict[str, float]]] = (None, {})
 
 
 def measured_engines(devices: Iterable[Device]) -> tuple[Measured, ...]:
@@ -50,37 +50,29 @@ def _compare_engines(device: Device, saved: Mapping[str, Times]) -> Measured | N
     status = device.status
     if status is None:
         return None
-    times = {}
-    for engine in status.engines:
-        known = saved.get(key_of(device.backend, device.index, status.facts, engine))
-        if known:
-            times[engine] = known
-    if len(times) < 2:
+    keys = {e: key_of(device.backend, device.index, status.facts, e) for e in status.engines}
+    times = {engine: saved[key] for engine, key in keys.items() if saved.get(key)}
+    shared = set.intersection(*map(set, times.values())) if len(times) > 1 else set()
+    if not shared:
         return None
-    everywhere = set.intersection(*(set(known) for known in times.values()))
-    if not everywhere:
-        return None
-    totals = {engine: sum(known[name] for name in everywhere) for engine, known in times.items()}
+    totals = {engine: sum(own[name] for name in shared) for engine, own in times.items()}
     fastest_first = tuple(sorted(totals.items(), key=lambda total: total[1]))
-    return Measured(str(device), fastest_first, len(everywhere))
+    return Measured(str(device), fastest_first, len(shared))
 
 
 def read_measurements() -> dict[str, dict[str, float]]:
     """Return the saved measurements by key; none if the file is missing or damaged."""
-    global _kept
+    global _cache
     path = measurements_file()
     version = stamp(path)
-    if _kept[0] != version:
-        _kept = (version, _read(path))
-    return _kept[1]
-
-
-def _read(path: Path) -> dict[str, dict[str, float]]:
-    return {
-        key: {name: float(seconds) for name, seconds in times.items()}
-        for key, times in read_cache(path).items()
-        if isinstance(times, dict) and all(is_number(t) and t > 0 for t in times.values())
-    }
+    if _cache[0] != version:
+        times_by_key = {
+            key: {name: float(seconds) for name, seconds in times.items()}
+            for key, times in read_cache(path).items()
+            if isinstance(times, dict) and all(is_number(t) and t > 0 for t in times.values())
+        }
+        _cache = (version, times_by_key)
+    return _cache[1]
 
 
 def keep_measurements(new: Mapping[str, Times]) -> str | None:

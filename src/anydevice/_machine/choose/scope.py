@@ -20,27 +20,24 @@ from anydevice._machine.choose.measurements import measured_engines
 from anydevice._machine.discovery.discover import Report, discover, free_memory, on_refresh
 from anydevice._machine.engines import registry
 from anydevice._machine.settings import config as settings
-from anydevice._machine.settings.files import variables
-from anydevice._machine.settings.preferences import (
+from anydevice._machine.settings.config import (
     check_engine,
     check_wish,
     forget_files,
     read_files,
     split_wishes,
+    variables,
 )
 from anydevice.errors import AnyDeviceWarning, ConfigurationError, DeviceNotFoundError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Spec = str | Device | Sequence[str | Device] | None
-Held = tuple[Device | None, Device | None]
-"""The device of the block and that of the process."""
-
 _block: ContextVar[Device | None] = ContextVar("anydevice_block", default=None)
 _process: Device | None = None
 _said: set[str] = set()
-_known_choices: dict[object, _KnownChoice] = {}
+_known_choices: dict[object, _KnownChoice] = {}  # by the key of a simple request
 _modules: tuple[str, ...] = tuple(row.module for row in registry.BUILT_IN.values())
-_MOST_KNOWN = 64
+_MAX_KNOWN_CHOICES = 64
 
 _UNASKED = ("configure", "order of backends")
 _INSISTING = ("argument", "use_device", "set_device")
@@ -76,11 +73,12 @@ def device(
     >>> str(anydevice.device(["tpu", "cpu"]))
     'cpu'
     """
+    global _modules
     key = _key(spec, engine) if min_free is None else None
     situation = (settings.state(), _variables(), [name in sys.modules for name in _modules])
-    scopes = (_block.get(), _process)
+    block = _block.get()
     known = None if key is None else _known_choices.get(key)
-    if known is not None and known.holds(situation, scopes):
+    if known is not None and known.holds(situation, block):
         return known.device
     settings.apply_files()
     request = make_request(spec, engine=engine, min_free=min_free)
@@ -100,7 +98,10 @@ def device(
     served = chosen.engine, chosen.chosen_by
     result = Device(chosen).served_by(*served, picked=chosen.engine_is_free)
     if key is not None and not weighed:
-        _keep(key, _KnownChoice(situation, scopes, report, result))
+        if len(_known_choices) >= _MAX_KNOWN_CHOICES:
+            _known_choices.clear()
+        _known_choices[key] = _KnownChoice(situation, block, _process, report, result)
+        _modules = tuple(row.module for row in registry.rows().values())
     return result
 
 
@@ -132,28 +133,28 @@ def _choose(request: Request, report: Report, free: FreeMemory = free_memory) ->
     return choose(known, report.findings, free)
 
 
-class _KnownChoice:
+class _KnownChoice(Record):
     """A chosen device and everything that the choice depended on."""
 
-    __slots__ = ("_held", "_report", "_situation", "device")
+    situation: object
+    block: Device | None
+    process: Device | None
+    report: Report
+    device: Device
 
-    def __init__(self, situation: object, scopes: Held, report: Report, device: Device) -> None:
-        self._situation, self._held, self._report = situation, scopes, report
-        self.device = device
-
-    def holds(self, situation: object, scopes: Held) -> bool:
+    def holds(self, situation: object, block: Device | None) -> bool:
         """Whether the same would be chosen now."""
         return (
-            self._situation == situation
+            self.situation == situation
             # By identity: devices that are equal may have other engines.
-            and self._held[0] is scopes[0]
-            and self._held[1] is scopes[1]
-            and self._report is discover()
+            and self.block is block
+            and self.process is _process
+            and self.report is discover()
         )
 
 
 def _key(spec: Any, engine: str | None) -> object:
-    """The cache key of a simple request; `None` for any other."""
+    """Return the cache key of a simple request; `None` for any other."""
     if engine is not None and type(engine) is not str:
         return None
     if spec is None or type(spec) is str:
@@ -161,14 +162,6 @@ def _key(spec: Any, engine: str | None) -> object:
     if type(spec) is Device:
         return spec.backend, spec.index, spec.engine_asked, spec.engine_is_free, engine
     return None
-
-
-def _keep(key: object, choice: _KnownChoice) -> None:
-    global _modules
-    if len(_known_choices) >= _MOST_KNOWN:
-        _known_choices.clear()
-    _known_choices[key] = choice
-    _modules = tuple(row.module for row in registry.rows().values())
 
 
 def set_device(spec: Spec, *, engine: str | None = None) -> Device | None:
@@ -196,11 +189,11 @@ class use_device:  # noqa: N801 - it is used like a function
     """
 
     def __init__(self, spec: Spec, *, engine: str | None = None, native: bool = False) -> None:
-        self._asked = (spec, engine, native)
+        self._arguments = (spec, engine, native)
         self._entered: list[ExitStack] = []
 
     def __enter__(self) -> Device:
-        spec, engine, native = self._asked
+        spec, engine, native = self._arguments
         chosen = device(spec, engine=engine)
         with ExitStack() as stack:
             stack.callback(_block.reset, _block.set(chosen))
@@ -213,7 +206,7 @@ class use_device:  # noqa: N801 - it is used like a function
         return self._entered.pop().__exit__(*raised)
 
     def __call__(self, function: Function) -> Function:
-        spec, engine, native = self._asked
+        spec, engine, native = self._arguments
         if isgeneratorfunction(function) or isasyncgenfunction(function):
             raise ConfigurationError(
                 f"{function.__name__}() is a generator and runs in its caller's blocks; "
@@ -243,7 +236,7 @@ def block_device() -> Device | None:
     return _block.get()
 
 
-class _Asked(Record):
+class _EngineWish(Record):
     """An engine and the source that requests it; `picked` if it only comes with a device."""
 
     engine: str | None
@@ -254,12 +247,12 @@ class _Asked(Record):
 def make_request(spec: Spec, *, engine: str | None, min_free: int | str | None) -> Request:
     """Return everything that a choice depends on: arguments, scopes, environment and files."""
     wishes: list[Wish] = []
-    engines: list[_Asked] = []
+    engines: list[_EngineWish] = []
     if spec is not None and not isinstance(spec, str | Device | list | tuple):
-        spec = _not_ours(spec)
+        spec = _native_device(spec)
     if engine is not None:
         check_engine(engine, "engine=")
-        engines.append(_Asked(engine, "argument"))
+        engines.append(_EngineWish(engine, "argument"))
     if spec is not None and spec != AUTO:
         wishes.append(_argument(spec, engines))
     else:
@@ -267,14 +260,18 @@ def make_request(spec: Spec, *, engine: str | None, min_free: int | str | None) 
             if scoped is not None:
                 wishes.append(Wish(source, (str(scoped),), binding=True))
                 if scoped.engine:
-                    engines.append(_Asked(scoped.engine, source, scoped.engine_is_free))
+                    engines.append(_EngineWish(scoped.engine, source, scoped.engine_is_free))
     preferred: list[Wish] = []
-    _from_environment(preferred, engines)
-    _from_files(preferred, engines)
+    _add_environment(preferred, engines)
+    for file in reversed(read_files()):
+        if file.wishes and file.wishes != (AUTO,):
+            preferred.append(Wish(file.origin, file.wishes, detail=str(file.path)))
+        if file.engine:
+            engines.append(_EngineWish(file.engine, file.origin))
     if spec is None or spec == AUTO:
         wishes += preferred
     config, _ = settings.current()
-    first = engines[0] if engines else _Asked(None, None)
+    first = engines[0] if engines else _EngineWish(None, None)
     return Request(
         wishes=tuple(wishes),
         engine=first.engine,
@@ -288,24 +285,24 @@ def make_request(spec: Spec, *, engine: str | None, min_free: int | str | None) 
     )
 
 
-def _argument(spec: Spec, engines: list[_Asked]) -> Wish:
+def _argument(spec: Spec, engines: list[_EngineWish]) -> Wish:
     assert spec is not None
     named = list(spec) if isinstance(spec, Sequence) and not isinstance(spec, str) else [spec]
-    named = [one if isinstance(one, str | Device) else _not_ours(one) for one in named]
+    named = [one if isinstance(one, str | Device) else _native_device(one) for one in named]
     names = tuple(name for one in named for name in split_wishes(str(one)))
     if not names:
         raise ConfigurationError(
             f"{spec!r} names no device; leave it out for the best one", "device()"
         )
     if isinstance(named[0], Device) and len(named) == 1 and named[0].engine_asked:
-        engines.append(_Asked(named[0].engine_asked, "argument", named[0].engine_is_free))
+        engines.append(_EngineWish(named[0].engine_asked, "argument", named[0].engine_is_free))
     for name in names:
         check_wish(name, "device()")
     return Wish("argument", names, binding=True)
 
 
-def _not_ours(spec: Any) -> Device:
-    """The device of a library's own object; raises `ConfigurationError` for anything else."""
+def _native_device(spec: Any) -> Device:
+    """Return the device of a library's own object; else raise `ConfigurationError`."""
     known = device_from_library(spec)
     if known is not None:
         return known
@@ -318,7 +315,7 @@ def _not_ours(spec: Any) -> Device:
     )
 
 
-def _from_environment(wishes: list[Wish], engines: list[_Asked]) -> None:
+def _add_environment(wishes: list[Wish], engines: list[_EngineWish]) -> None:
     names = split_wishes(os.environ.get("ANYDEVICE_DEVICE", ""))
     for name in names:
         check_wish(name, "ANYDEVICE_DEVICE")
@@ -327,15 +324,7 @@ def _from_environment(wishes: list[Wish], engines: list[_Asked]) -> None:
     engine = os.environ.get("ANYDEVICE_ENGINE", "").strip().lower()
     if engine:
         check_engine(engine, "ANYDEVICE_ENGINE")
-        engines.append(_Asked(engine, "ANYDEVICE_ENGINE"))
-
-
-def _from_files(wishes: list[Wish], engines: list[_Asked]) -> None:
-    for file in reversed(read_files()):
-        if file.wishes and file.wishes != (AUTO,):
-            wishes.append(Wish(file.origin, file.wishes, detail=str(file.path)))
-        if file.engine:
-            engines.append(_Asked(file.engine, file.origin))
+        engines.append(_EngineWish(engine, "ANYDEVICE_ENGINE"))
 
 
 def _local_rank() -> int | None:

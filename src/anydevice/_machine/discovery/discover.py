@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -13,14 +13,13 @@ from anydevice._core import hooks
 from anydevice._core.backends import BACKENDS, KINDS
 from anydevice._core.child.parent import reap
 from anydevice._core.device import Device, parse_place, unknown_backend
-from anydevice._core.finding import BackendScan, DeviceStatus, Finding, Reason, same_card
+from anydevice._core.finding import BackendScan, DeviceStatus, Facts, Finding, Reason, same_card
 from anydevice._core.locks import ForkSafeLock, started
 from anydevice._core.record import Record, as_dict, replace
 from anydevice._core.text import printable
 from anydevice._machine.engines.installed import EntryPoint, entry_points
-from anydevice._machine.hardware.readers import READERS, Begin, Look
-from anydevice._machine.settings.config import Config, apply_files, current
-from anydevice._machine.settings.files import variables
+from anydevice._machine.hardware.readers import READERS, USAGE, Begin, Look, Usage
+from anydevice._machine.settings.config import Config, apply_files, current, variables
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 Source = Callable[[float], Iterable[BackendScan]]
@@ -92,13 +91,12 @@ class Report(Record):
         """
         groups: list[list[Device]] = []
         for device in self.devices:
-            for group in groups:
-                if _one_card(group[0], device):
-                    group.append(device)
-                    break
-            else:
+            group = next((group for group in groups if _one_card(group[0], device)), None)
+            if group is None:
                 groups.append([device])
-        return tuple(tuple(group) for group in groups)
+            else:
+                group.append(device)
+        return tuple(map(tuple, groups))
 
     def to_dict(self) -> dict[str, object]:
         """Return the report as plain data, ready for JSON."""
@@ -130,13 +128,15 @@ def discover(refresh: bool = False) -> Report:
     global _kept
     if getattr(_looking, "now", False):
         raise AnyDeviceError("discover() was called from inside discovery, such as by a probe")
-    if refresh:
-        _call_on_refresh()
+    for callback in _on_refresh if refresh else ():
+        callback()
     with _lock.native:
         if refresh or _kept is None or _kept[0] != _situation():
             _looking.now = True
             try:
-                _apply_files()
+                with suppress(ConfigurationError):  # choosing a device raises it
+                    # Not memory, for which the machine must be known: choosing a device sets it.
+                    apply_files(("env", "x64", "jit"))
                 _kept = (_situation(), _look())
             finally:
                 _looking.now = False
@@ -198,18 +198,24 @@ def added_backends() -> frozenset[str]:
 
 def status_of(device: Device) -> DeviceStatus | None:
     """Return the status of a device that was made by hand; `None` if the machine lacks it."""
-    backend = device.backend
     for finding in discover().findings:
-        if finding.backend == backend:
-            for one in finding.devices:
-                if one == device:
-                    return one.status
+        if finding.backend == device.backend:
+            for other in finding.devices:
+                if other == device:
+                    return other.status
     return None
 
 
 def free_memory(device: Device) -> int | None:
     """Return the free bytes of a device now."""
     return device.facts.free_memory
+
+
+def read_free_memory(backend: str, index: int, facts: Facts) -> Facts:
+    """Return the facts with the free memory of now, if the backend tells it."""
+    usage: Usage | None = hooks.load(USAGE[backend]) if backend in USAGE else None
+    free = usage.free_memory(index, facts) if usage else None
+    return facts if free is None else replace(facts, free_memory=free)
 
 
 def kept_report() -> Report | None:
@@ -230,11 +236,6 @@ def on_refresh(callback: Callable[[], None]) -> Callable[[], None]:
     return callback
 
 
-def _call_on_refresh() -> None:
-    for callback in _on_refresh:
-        callback()
-
-
 @contextmanager
 def machine_from(source: Source) -> Iterator[None]:
     """Let discovery read a fake machine while the block runs, for tests."""
@@ -246,20 +247,16 @@ def machine_from(source: Source) -> Iterator[None]:
     finally:
         _source = before
         forget_report()
-        _call_on_refresh()
-
-
-def _apply_files() -> None:
-    try:
-        # Not the memory, for which the machine must be known: choosing a device sees to it.
-        apply_files(("env", "x64", "jit"))
-    except ConfigurationError:
-        pass  # choosing a device complains of it
+        for callback in _on_refresh:
+            callback()
 
 
 def _look() -> Report:
     began = time.perf_counter()
-    scans = (_source or look_everywhere)(_time_limit())
+    limit = Config().time_limit
+    with suppress(ConfigurationError):  # a broken file must not hide what the machine has
+        limit = current()[0].time_limit
+    scans = (_source or look_everywhere)(limit)
     # The drivers are being asked; loading what comes next takes about as long.
     from anydevice._core.choice import recommend
     from anydevice._machine.discovery.libraries import findings_of, read_ahead
@@ -287,17 +284,10 @@ def _printable(scan: Any) -> Any:
     return scan
 
 
-def _time_limit() -> float:
-    try:
-        return current()[0].time_limit
-    except ConfigurationError:
-        # A broken file must not hide what the machine has; choosing a device complains of it.
-        return Config().time_limit
-
-
 hooks.discover.register(discover)
 hooks.added_backends.register(added_backends)
 hooks.status.register(status_of)
+hooks.free_memory.register(read_free_memory)
 
 
 def look_everywhere(limit: float) -> Iterator[BackendScan]:
@@ -354,7 +344,12 @@ def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str,
             results[name] = _failed_scan(name, error)
 
     deadline = time.monotonic() + limit + _GRACE
-    looks = {name: _begin(name, begin) for name, begin in readers.items()}
+    looks: dict[str, Look] = {}
+    for name, begin in readers.items():
+        try:
+            looks[name] = begin()
+        except Exception as error:
+            results[name] = _failed_scan(name, error)
     threads = [
         threading.Thread(target=work, args=pair, name=f"anydevice {pair[0]}", daemon=True)
         for pair in looks.items()
@@ -372,14 +367,6 @@ def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str,
         return missing | results
 
     return finish
-
-
-def _begin(name: str, begin: Begin) -> Look:
-    try:
-        return begin()
-    except Exception as error:
-        failed = _failed_scan(name, error)
-        return lambda limit: failed
 
 
 def _failed_scan(name: str, error: BaseException) -> BackendScan:

@@ -10,7 +10,7 @@ from anydevice._core.finding import DeviceStatus, Finding, Reason
 from anydevice._core.record import Record, replace
 from anydevice._machine.discovery.check import engines_to_check
 from anydevice._machine.discovery.discover import Report
-from anydevice._machine.settings.preferences import check_engine, check_wish
+from anydevice._machine.settings.config import check_engine, check_wish
 from anydevice.errors import DeviceNotFoundError
 
 

@@ -26,23 +26,22 @@ from anydevice._machine.engines.library_settings import virtual_cpus
 def findings_of(scans: Iterable[BackendScan]) -> tuple[Finding, ...]:
     """Return a finding for every scan: its devices with their engines, or why none drives them.
 
-    A scan that makes no sense, as a user's own probe may give one, is a finding that says so.
+    An invalid scan, which a user's own probe may return, is a finding that says so.
     """
     verdicts = read_verdicts()
-    return tuple(_sensible(scan, verdicts) for scan in scans)
-
-
-def _sensible(scan: BackendScan, verdicts: Mapping[str, Verdict]) -> Finding:
-    try:
-        return _finding(scan, verdicts)
-    except Exception as error:
-        text = f"what its probe says cannot be used: {type(error).__name__}: {error}"
-        reasons, name = (Reason("probe_failed", text),), str(scan.backend)
-        return Finding(name, True, False, "untested", stage="device", reasons=reasons)
+    findings = []
+    for scan in scans:
+        try:
+            findings.append(_finding(scan, verdicts))
+        except Exception as error:
+            text = f"what its probe says cannot be used: {type(error).__name__}: {error}"
+            reasons, name = (Reason("probe_failed", text),), str(scan.backend)
+            findings.append(Finding(name, True, False, "untested", stage="device", reasons=reasons))
+    return tuple(findings)
 
 
 def read_ahead() -> None:
-    """Read what takes longest of the installed libraries, to be called while drivers answer."""
+    """Read the slowest facts of the installed libraries; to be called while drivers answer."""
     torch = registry.installed("torch")
     if "cuda" in torch.runtimes:
         torch.architectures()
@@ -107,7 +106,7 @@ def _status(scan: BackendScan, raw: RawDevice, verdicts: Mapping[str, Verdict]) 
 
 
 def _drivers(scan: BackendScan, facts: Facts) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
-    """The engines that can drive a device, in order of choice, and why the others cannot."""
+    """Return the engines that can drive a device, in order of choice, and why others cannot."""
     if scan.engines:  # the scan says who drives it: they only have to be there
         there = (name for name in scan.engines if registry.installed(name).installed)
         return tuple(there), ()
@@ -132,7 +131,7 @@ def _library_reasons(scan: BackendScan, refusals: tuple[Refusal, ...]) -> tuple[
 
 
 def _virtual_cpus(statuses: list[DeviceStatus]) -> list[Device]:
-    """The further CPU devices that JAX was told to show; only JAX can use them."""
+    """Return the further CPU devices that JAX is set to show; only JAX can use them."""
     count = virtual_cpus()
     if count == 1 or not statuses or "jax" not in statuses[0].engines:
         return []

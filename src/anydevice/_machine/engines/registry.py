@@ -57,7 +57,7 @@ class EngineRow(Record):
 
 
 def _lacks(**parts: tuple[str, str]) -> dict[str, Absent]:
-    """By dtype or part of an engine: what is absent, and what to do instead."""
+    """Return what is absent, by dtype or part of an engine, and what to do instead."""
     codes = {part: "no_dtype" if part in DTYPES else f"no_{part}" for part in parts}
     return {part: Absent(*texts, code=codes[part]) for part, texts in parts.items()}
 
@@ -153,7 +153,7 @@ BUILT_IN: dict[str, EngineRow] = {
 }
 
 
-_SAID_ELSEWHERE = {
+_ALIASES = {
     "pytorch": "torch",
     "lightning": "torch",
     "np": "numpy",
@@ -243,7 +243,7 @@ def started_engines() -> tuple[Engine, ...]:
 
 
 def row_of(name: str) -> EngineRow:
-    """Return the row of an engine; a name that none has is refused with the valid ones."""
+    """Return the row of an engine; `ConfigurationError` lists the valid names."""
     row = BUILT_IN.get(name) or rows().get(name)
     if row is None:
         raise ConfigurationError(unknown_engine(name))
@@ -255,7 +255,7 @@ def unknown_engine(name: str) -> str:
     lowered, known = name.lower(), engine_names()
     if lowered in BACKENDS and lowered not in known:
         return f'{name!r} is a backend and no engine; write device("{lowered}")'
-    meant = lowered if lowered in known else _SAID_ELSEWHERE.get(lowered)
+    meant = lowered if lowered in known else _ALIASES.get(lowered)
     hint = f" (did you mean {meant!r}?)" if meant else ""
     return f"there is no engine {name!r}{hint}; the engines are {', '.join(known)}"
 
@@ -284,7 +284,7 @@ def load(name: str) -> Engine:
     return engine
 
 
-_forget_loaded = load.cache_clear
+_forget_loaded = load.cache_clear  # of the function itself, also while a test replaces `load`
 
 
 def exchange(disguise: Disguise | None) -> Disguise | None:
@@ -344,24 +344,19 @@ def native(device: Device, engine: str) -> Any:
 def _rows(entries: tuple[EntryPoint, ...]) -> tuple[Mapping[str, EngineRow], tuple[str, ...]]:
     rows, problems = dict(BUILT_IN), []
     for entry in entries:
+        origin = f"the engine {entry.name!r} of {entry.distribution} ({entry.target})"
         try:
             row = load_by_name(entry.target)
         except Exception as error:  # whatever another package does must not stop discovery
-            problems.append(f"{_origin(entry)} failed with {type(error).__name__}: {error}")
+            problems.append(f"{origin} failed with {type(error).__name__}: {error}")
             continue
         if not isinstance(row, EngineRow):
-            problems.append(f"{_origin(entry)} is not an EngineRow but a {type(row).__name__}")
+            problems.append(f"{origin} is not an EngineRow but a {type(row).__name__}")
         elif row.name in rows:
-            problems.append(
-                f"{_origin(entry)} is left out: there is an engine {row.name!r} already"
-            )
+            problems.append(f"{origin} is left out: there is an engine {row.name!r} already")
         else:
             rows[row.name] = row
     return MappingProxyType(rows), tuple(problems)
-
-
-def _origin(entry: EntryPoint) -> str:
-    return f"the engine {entry.name!r} of {entry.distribution} ({entry.target})"
 
 
 native_hook.register(native)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from anydevice._core import hooks
 from anydevice._core.finding import BackendScan, Facts
-from anydevice._core.record import Record, replace
+from anydevice._core.record import Record
 
 Look = Callable[[float], BackendScan]
 """A reader: reads the machine within a limit in seconds, and never raises."""
@@ -55,7 +55,7 @@ class DeviceProcess(Record):
     load: float | None = None
 
 
-class _Usage(Protocol):
+class Usage(Protocol):
     """The functions of a backend's `usage.py`."""
 
     def readings(self, index: int, facts: Facts) -> Readings: ...
@@ -87,21 +87,15 @@ def processes(backend: str, index: int, facts: Facts) -> tuple[DeviceProcess, ..
     return usage.processes(index, facts) if usage else ()
 
 
-def free_memory(backend: str, index: int, facts: Facts) -> Facts:
-    """Return the same facts with the free memory of this moment, where the backend can tell."""
-    usage = _usage(backend)
-    now = usage.free_memory(index, facts) if usage else None
-    return facts if now is None else replace(facts, free_memory=now)
-
-
-def _usage(backend: str) -> _Usage | None:
-    if backend not in _WITH_USAGE:
-        return None
-    usage: _Usage = hooks.load(f"anydevice._machine.hardware.{backend}.usage")
+def _usage(backend: str) -> Usage | None:
+    usage: Usage | None = hooks.load(USAGE[backend]) if backend in USAGE else None
     return usage
 
 
-_WITH_USAGE = ("cpu", "cuda", "rocm", "metal")
+USAGE = {
+    name: f"anydevice._machine.hardware.{name}.usage" for name in ("cpu", "cuda", "rocm", "metal")
+}
+"""The module of each backend that shows its usage; it satisfies `Usage`."""
 
 
 def _begin(backend: str) -> Look:
@@ -119,6 +113,3 @@ def _look(backend: str, limit: float) -> BackendScan:
 READERS: dict[str, Begin] = {name: partial(_begin, name) for name in ("opencl", "cuda")} | {
     name: partial(partial, _look, name) for name in ("cpu", "rocm", "tpu", "metal")
 }
-
-
-hooks.free_memory.register(free_memory)

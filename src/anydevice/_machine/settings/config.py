@@ -1,25 +1,37 @@
-"""The settings of a process: `Config`, the sources of its values, and `configure`."""
+"""The settings of a process: `Config`, `configure`, and the settings files that `prefer` writes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
+from anydevice._core.backends import AUTO, BACKENDS, KINDS
 from anydevice._core.checks import is_number
-from anydevice._core.device import parse_place
+from anydevice._core.device import Device, parse_place
+from anydevice._core.files import parse_toml, read_small, writing
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.record import NOTHING, Record
-from anydevice._core.text import parse_size, warn
+from anydevice._core.text import joined, parse_size, printable, shortened, warn
 from anydevice._machine.engines import library_settings
+from anydevice._machine.engines.registry import engine_names, unknown_engine
 from anydevice._machine.settings import files
-from anydevice._machine.settings.preferences import SETTINGS, FileSettings, read_files
-from anydevice.errors import ConfigurationError
+from anydevice.errors import ConfigurationError, OutOfMemoryError
 
 STRATEGIES: Mapping[str, float] = MappingProxyType(
     {"conservative": 0.60, "balanced": 0.75, "aggressive": 0.90}
 )
+
+
+SETTINGS = ("order", "memory", "x64", "jit", "mixed_precision", "time_limit", "env")
+_KEYS = ("device", "engine", *SETTINGS)
+_NAMES_SHOWN = 5
+"""Limit on the names in one message."""
 
 
 class Config(Record):
@@ -64,6 +76,23 @@ class Config(Record):
     def to_dict(self) -> dict[str, object]:
         """Return the settings as plain data, ready for JSON."""
         return {**super().to_dict(), "memory_fraction": self.memory_fraction}
+
+
+Origin = Literal["user file", "project file"]
+
+
+class FileSettings(Record):
+    """The contents of one settings file. `wishes` are device names, first choice first.
+
+    `settings` are the other keys, each with its value and with its file and line. Of the variables
+    in a project's file, they have those that a project may set.
+    """
+
+    origin: Origin
+    path: Path
+    wishes: tuple[str, ...] = ()
+    engine: str | None = None
+    settings: tuple[tuple[str, Any, str], ...] = ()
 
 
 CheckMemory = Callable[[Config], None]
@@ -134,7 +163,7 @@ def changes() -> dict[str, Any]:
 
 def state() -> tuple[object, ...]:
     """Return a value that changes when any setting does; faster than `current`."""
-    return files.state(), _revision
+    return files_state(), _revision
 
 
 def _merge_settings(read: Iterable[FileSettings]) -> tuple[Config, dict[str, str]]:
@@ -207,39 +236,35 @@ def _order(value: object) -> tuple[str, ...]:
         value = [part for part in value.replace(",", " ").split() if part]
     if not isinstance(value, Iterable):
         raise ConfigurationError(f"{value!r} is not a list of backends such as ['cuda', 'cpu']")
-    return tuple(_backend(name) for name in value)
-
-
-def _backend(name: object) -> str:
-    if not isinstance(name, str):
-        raise ConfigurationError(f"{name!r} is not the name of a backend")
-    backend, index = parse_place(name)
-    if index is not None:
-        raise ConfigurationError(f"{name!r} is one device; the order is one of backends")
-    return backend
+    backends = []
+    for name in value:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"{name!r} is not the name of a backend")
+        backend, index = parse_place(name)
+        if index is not None:
+            raise ConfigurationError(f"{name!r} is one device; the order is one of backends")
+        backends.append(backend)
+    return tuple(backends)
 
 
 def _memory(value: object) -> str | float:
     if isinstance(value, str) and value.strip().lower() in STRATEGIES:
         return value.strip().lower()
+    wrong = f"{value!r} is none of {', '.join(STRATEGIES)}, a fraction such as 0.8, or '20GiB'"
     if not isinstance(value, str) and not is_number(value):
-        raise ConfigurationError(_no_memory(value))
+        raise ConfigurationError(wrong)
     if not isinstance(value, str) and 0 < value <= 1:
         return float(value)
     try:
         amount = parse_size(value)
     except ConfigurationError:
-        raise ConfigurationError(_no_memory(value)) from None
+        raise ConfigurationError(wrong) from None
     if amount < 2**20:
         raise ConfigurationError(
             f"{value!r} is neither a fraction (above 0, at most 1) nor an amount; "
             "write amounts with their unit, such as '20GiB'"
         )
     return value if isinstance(value, str) else f"{amount}B"
-
-
-def _no_memory(value: object) -> str:
-    return f"{value!r} is none of {', '.join(STRATEGIES)}, a fraction such as 0.8, or '20GiB'"
 
 
 def _switch(value: object) -> bool:
@@ -260,19 +285,15 @@ def _env(value: object) -> Mapping[str, str]:
     for name, text in value.items():
         if not isinstance(name, str) or not isinstance(text, str) or not name or "=" in name:
             raise ConfigurationError(f"{name!r}={text!r} is not a variable: both must be texts")
-        if "\0" in name + text or not _encodes(name + text):
+        try:
+            encoded = os.fsencode(name + text)
+        except UnicodeEncodeError:
+            encoded = b"\0"
+        if b"\0" in encoded:
             raise ConfigurationError(
                 f"{name!r}={text!r} has a character that a variable cannot hold"
             )
     return MappingProxyType(dict(value))
-
-
-def _encodes(text: str) -> bool:
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 _CHECKS: dict[str, Callable[[object], Any]] = {
@@ -289,7 +310,11 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
 def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[str, str]) -> None:
     late: list[str] = []
     if "env" in changes:
-        late += library_settings.set_variables(config.env, for_children=not _is_project_s("env"))
+        sources = {
+            file.origin for file in read_files() for name, _, _ in file.settings if name == "env"
+        }
+        from_project = "env" not in _changes and "project file" in sources
+        late += library_settings.set_variables(config.env, for_children=not from_project)
     if "x64" in changes:
         library_settings.set_x64(config.x64 if "x64" in origins else None)
     if "jit" in changes:
@@ -300,13 +325,287 @@ def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[st
         warn(sentence)
 
 
-def _is_project_s(name: str) -> bool:
-    """Whether a setting that is in force comes from the project's file."""
-    named = {
-        file.origin for file in read_files() for setting in file.settings if setting[0] == name
-    }
-    return name not in _changes and "project file" in named
-
-
 def _limit_memory(config: Config | None) -> list[str]:
     return [sentence for _, apply in _memory_listeners for sentence in apply(config)]
+
+
+def prefer(
+    device: str | Device | Sequence[str | Device] | None = None,
+    *,
+    engine: str | None = None,
+    project: bool = False,
+) -> Path | None:
+    """Save the preferred device and engine for this and every later run.
+
+    Writes the project's `anydevice.toml` if there is one at or above the working directory, else
+    the user's, and returns the file; `project=True` makes a missing project's file in the working
+    directory. Comments and other settings are kept. A list is tried in order:
+    `prefer(["cuda", "metal"])`. `prefer(None)` or `prefer("")` deletes the preference. A device
+    that is not usable now is skipped until it is.
+
+    Raises `ConfigurationError` for an unknown backend, with the valid names, and if the file cannot
+    be read or written; it is then unchanged.
+    """
+    names = () if device is None else (device,) if isinstance(device, str | Device) else device
+    wishes = [wish for name in names for wish in split_wishes(str(name))]
+    for wish in wishes:
+        check_wish(wish, "prefer")
+    if engine is not None:
+        check_engine(engine, "prefer")
+    try:
+        path = (files.new_project_file if project else files.project_file)() or files.user_file()
+    except OSError as error:
+        raise ConfigurationError(
+            "the project's file cannot be made: the working directory no longer exists "
+            f"({error.strerror}); change to another one first",
+            "prefer",
+        ) from error
+    changes: dict[str, str | list[str] | None] = {
+        "device": wishes if len(wishes) > 1 else next(iter(wishes), None),
+        "engine": engine,
+    }
+    if not os.path.exists(path) and not any(changes.values()):
+        return None
+    _change(path, changes)
+    return path
+
+
+_read: tuple[object, tuple[FileSettings, ...]] | None = None
+
+
+def read_files() -> tuple[FileSettings, ...]:
+    """Return the existing settings files, the user's before the project's.
+
+    They are read once, and again when one has changed. Raises `ConfigurationError` with the file
+    and the line if a value is invalid. A file that cannot be opened is skipped with a warning.
+    """
+    global _read
+    now, cache = files_state(), _read  # another thread may forget what was read
+    if cache is None or cache[0] != now:
+        read = (
+            _read_file("user file", files.user_file()),
+            _read_file("project file", files.project_file()),
+        )
+        _read = cache = (now, tuple(file for file in read if file is not None))
+    return cache[1]
+
+
+def forget_files() -> None:
+    """Read the files again on next use, and repeat their warnings."""
+    global _read
+    _read = None
+
+
+def _read_file(origin: Origin, path: Path | None) -> FileSettings | None:
+    if path is None:
+        return None
+    try:
+        text = files.read_home(path) if origin == "user file" else files.read_project(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        warn(f"{printable(path)} cannot be read ({error.strerror}); going on without it")
+        return None
+    return _interpret(origin, path, text)
+
+
+def check_wish(wish: str, source: str) -> None:
+    """Raise `ConfigurationError`, with the valid names, if this cannot name a device."""
+    if wish in KINDS or wish == AUTO:
+        return
+    try:
+        parse_place(wish)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error}", source) from None
+
+
+def check_engine(engine: str, source: str) -> None:
+    """Raise `ConfigurationError`, with the valid names, for an unknown engine."""
+    if engine not in engine_names():
+        raise ConfigurationError(f"{source}: {unknown_engine(engine)}", source)
+
+
+def split_wishes(text: str) -> tuple[str, ...]:
+    """Return the names in a list such as `"cuda, cpu"`."""
+    return tuple(part.strip().lower() for part in text.split(",") if part.strip())
+
+
+def _parse(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        return parse_toml(text)
+    except UnicodeDecodeError as error:
+        line = text[: error.start].count(b"\n") + 1
+        source = f"{printable(path)}, line {line}"
+        raise ConfigurationError(f"{source}: this is not UTF-8 text", source) from None
+    except ValueError as error:
+        match = re.search(r"at line (\d+)", str(error))
+        line = int(match[1]) if match else text.count(b"\n") + 1
+        source = f"{printable(path)}, line {line}"
+        raise ConfigurationError(
+            f"{source}: this is not TOML ({error}); fix the line or delete the file", source
+        ) from None
+
+
+def _interpret(origin: Origin, path: Path, text: bytes) -> FileSettings:
+    settings: list[tuple[str, Any, str]] = []
+    wishes: tuple[str, ...] = ()
+    engine: str | None = None
+    read = _parse(path, text)
+    unknown = [key for key in read if key not in _KEYS]
+    if unknown:
+        names = joined(repr(shortened(key)) for key in unknown[:_NAMES_SHOWN])
+        hidden = len(unknown) - _NAMES_SHOWN
+        more = f", nor the {hidden} more" if hidden > 0 else ""
+        warn(
+            f"{printable(path)}, line {_line_of(unknown[0], text)}: there is no setting "
+            f"{names}{more}; the settings are {', '.join(_KEYS)}",
+        )
+    for key in _KEYS:
+        if key not in read:
+            continue
+        value = read[key]
+        source = f"{printable(path)}, line {_line_of(key, text)}"
+        if key == "device":
+            devices = value if isinstance(value, list) else [value]
+            texts = [_text(key, device, source) for device in devices]
+            wishes = tuple(wish for name in texts for wish in split_wishes(name))
+            for wish in wishes:
+                check_wish(wish, source)
+        elif key == "engine":
+            engine = _text(key, value, source)
+            check_engine(engine, source)
+        elif key == "env" and origin == "project file" and isinstance(value, Mapping):
+            if allowed := _allowed_variables(value, source):
+                settings.append((key, allowed, source))
+        else:
+            settings.append((key, value, source))
+    return FileSettings(origin, path, wishes, engine, tuple(settings))
+
+
+def _allowed_variables(variables: Mapping[str, Any], source: str) -> dict[str, Any]:
+    allowed, refused = library_settings.harmless(variables)
+    if refused:
+        names = joined(map(shortened, refused[:_NAMES_SHOWN]))
+        more = f" and {len(refused) - _NAMES_SHOWN} more" if len(refused) > _NAMES_SHOWN else ""
+        warn(
+            f"{source}: a project's file may not set {names}{more}, but only what is known to be "
+            "harmless; if you want it, put it into your own file, "
+            f"{printable(files.user_file())}"
+        )
+    return allowed
+
+
+def _text(key: str, value: object, source: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(
+            f"{source}: {key} must be a text such as "
+            f"{'numpy' if key == 'engine' else next(iter(BACKENDS))!r}, not {value!r}",
+            source,
+        )
+    return value.strip().lower()
+
+
+def _line_of(key: str, text: bytes) -> int:
+    pattern = re.compile(rf"\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*[=\].]")
+    lines = text.decode("utf-8").splitlines()
+    return next((number for number, line in enumerate(lines, 1) if pattern.match(line)), 1)
+
+
+def _change(path: Path, changes: Mapping[str, str | list[str] | None]) -> None:
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    try:
+        is_user_s = path == files.user_file()
+        with writing(path, private=is_user_s) as write:
+            read = files.read_home if is_user_s else files.read_project
+            old = read(path) if path.exists() else b""
+            _parse(path, old)
+            document = tomlkit.parse(old.decode("utf-8"))
+            for key, value in changes.items():
+                if value is None:
+                    document.pop(key, None)
+                else:
+                    document[key] = value
+            write(tomlkit.dumps(document))
+    except MemoryError as error:
+        raise OutOfMemoryError(f"{path} cannot be changed: no memory is left") from error
+    except (TOMLKitError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be changed ({error}); nothing was changed. Change it by hand",
+            str(path),
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path} cannot be written ({error.strerror}); nothing was changed. "
+            "Set ANYDEVICE_DEVICE instead, or ANYDEVICE_HOME to a folder that can be written",
+            str(path),
+        ) from error
+
+
+def variables(names: Sequence[str]) -> Callable[[], tuple[object, ...]]:
+    """Return a fast reader of environment variables, whose results are for comparing.
+
+    >>> read = variables(["SOME_SWITCH"])
+    >>> before = read()
+    >>> os.environ["SOME_SWITCH"] = "1"
+    >>> read() == before
+    False
+    >>> del os.environ["SOME_SWITCH"]
+    >>> read() == before
+    True
+    """
+    keys = tuple(map(os.environ.encodekey, names))
+
+    def read() -> tuple[object, ...]:
+        # Through its methods every variable takes a microsecond.
+        data = getattr(os.environ, "_data", None)
+        return tuple(map(os.environ.get, names) if data is None else map(data.get, keys))
+
+    return read
+
+
+_UNSETTLED = 2_000_000_000
+"""Nanoseconds in which a file may change twice without another time stamp, on any file system."""
+
+_watched: tuple[object, tuple[str, ...]] = (None, ())
+_places = variables(("ANYDEVICE_HOME", "HOME", "USERPROFILE", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"))
+
+
+def files_state() -> tuple[object, ...]:
+    """Return a value that changes with any file of settings or measurements.
+
+    That includes files that appear or go, the working directory, and variables that say where the
+    files are. Files are compared by their time stamps, size and identity; those that were changed
+    just now by their content too.
+    """
+    global _watched
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was deleted
+        folder = ""
+    key = (folder, _places(), files.fake)
+    if _watched[0] != key:
+        paths = (*files.project_files(), files.user_file(), files.measurements_file())
+        _watched = (key, tuple(map(str, paths)))
+    return key, [stamp(path) for path in _watched[1] if os.path.lexists(path)]
+
+
+def stamp(path: str | Path) -> object:
+    """Return a value that changes with the file."""
+    try:
+        of_link = status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            status = os.stat(path)
+        changed = max(status.st_mtime_ns, status.st_ctime_ns)
+        stamp = (path, *_identity(of_link), *_identity(status))
+        if time.time_ns() - changed > _UNSETTLED:
+            return stamp
+        return (*stamp, read_small(path, limit=files.LARGEST_CACHE))
+    except OSError as error:
+        return (path, error.errno)
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return (*times, status.st_size, status.st_ino, status.st_dev, status.st_uid, status.st_mode)

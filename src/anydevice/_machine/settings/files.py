@@ -1,12 +1,11 @@
-"""The paths of anydevice's files, whose they are, and whether one has changed since it was read."""
+"""The paths of anydevice's files, and the readers that check whose a file is."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,6 @@ from anydevice._core.text import printable, warn
 
 FILE_NAME = "anydevice.toml"
 
-_UNSETTLED = 2_000_000_000
-"""Nanoseconds in which a file may change twice without another time stamp, on any file system."""
-
 LARGEST_SETTINGS = 2**16
 LARGEST_CACHE = 2**24
 """Bytes; a full `measurements.json` has some hundred thousand."""
@@ -26,10 +22,10 @@ LARGEST_CACHE = 2**24
 NO_HOME = Path(os.devnull) / "anydevice"
 """The home of a user who has none: nothing is there, and nothing can be saved."""
 
-_hidden: frozenset[Path] = frozenset()
+fake: tuple[Path | None, frozenset[Path]] = (None, frozenset())
+"""In a `fake_project` block: the project's folder, and the files that it hides."""
+
 _said_no_home = False
-_fake_project: Path | None = None
-_watched: tuple[object, tuple[str, ...]] = (None, ())
 
 
 def user_file() -> Path:
@@ -43,7 +39,7 @@ def project_file() -> Path | None:
     One that belongs to another user (but not to root), or that everyone may write, is passed over
     with a warning: anyone may put one into a shared folder such as `/tmp`.
     """
-    return next(filter(_is_ours, _project_files()), None)
+    return next(filter(_is_ours, project_files()), None)
 
 
 def read_project(path: Path) -> bytes:
@@ -52,10 +48,7 @@ def read_project(path: Path) -> bytes:
 
 
 def read_home(path: Path, most: int = LARGEST_SETTINGS) -> bytes:
-    """Return the bytes of a file in the user's home; `OSError` as of `read_project`.
-
-    There the folder counts, too: who may write it may put other files there.
-    """
+    """Return the bytes of a file in the user's home; `OSError` also if its folder is untrusted."""
     folder = path.parent
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise OSError(errno.EINVAL, f"{folder} is not a folder", str(path))
@@ -67,7 +60,7 @@ def read_home(path: Path, most: int = LARGEST_SETTINGS) -> bytes:
 def read_cache(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of the user's cache; empty if there is none.
 
-    One that is damaged or not to be trusted is empty, too, and a warning says so.
+    A damaged or untrusted file is empty, too, with a warning.
     """
     try:
         values = parse_json(read_home(path, LARGEST_CACHE))
@@ -92,7 +85,7 @@ def new_project_file() -> Path:
 
     Raises `OSError` if the working directory was deleted.
     """
-    return project_file() or (_fake_project or Path.cwd().resolve()) / FILE_NAME
+    return project_file() or (fake[0] or Path.cwd().resolve()) / FILE_NAME
 
 
 def measurements_file() -> Path:
@@ -118,9 +111,9 @@ def compiled_folder(engine: str) -> Path | None:
         make_folder(folder, private=True)
         why = next(filter(None, map(distrust, (home, folder.parent, folder))), None)
         # A user who may rename a folder above can replace it while the code is used.
-        above = next(filter(_is_open, home.resolve().parents), None)
-        if above is not None:
-            why = why or f"{above} may be written by everyone"
+        for above in home.resolve().parents if os.name == "posix" else ():
+            if above.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+                why = why or f"{above} may be written by everyone"
     except OSError as error:
         why = error.strerror or str(error)
     if why is None:
@@ -132,100 +125,31 @@ def compiled_folder(engine: str) -> Path | None:
     return None
 
 
-def _is_open(folder: Path) -> bool:
-    mode = folder.stat().st_mode
-    return bool(os.name == "posix" and mode & stat.S_IWOTH and not mode & stat.S_ISVTX)
-
-
 @contextmanager
 def fake_project(folder: Path) -> Iterator[None]:
     """Hide the project's file while the block runs, for tests; a new one is made in `folder`.
 
     A file that is made elsewhere in the block counts too.
     """
-    global _hidden, _fake_project
-    before, path = (_hidden, _fake_project), project_file()
-    _hidden |= {path} if path else set()
-    _fake_project = folder
+    global fake
+    before, path = fake, project_file()
+    fake = (folder, before[1] | ({path} if path else set()))
     try:
         yield
     finally:
-        _hidden, _fake_project = before
+        fake = before
 
 
-def variables(names: Sequence[str]) -> Callable[[], tuple[object, ...]]:
-    """Return a fast reader of environment variables, whose results are for comparing.
-
-    >>> read = variables(["SOME_SWITCH"])
-    >>> before = read()
-    >>> os.environ["SOME_SWITCH"] = "1"
-    >>> read() == before
-    False
-    >>> del os.environ["SOME_SWITCH"]
-    >>> read() == before
-    True
-    """
-    keys = tuple(map(os.environ.encodekey, names))
-
-    def read() -> tuple[object, ...]:
-        # Through its methods every variable takes a microsecond.
-        data = getattr(os.environ, "_data", None)
-        return tuple(map(os.environ.get, names) if data is None else map(data.get, keys))
-
-    return read
-
-
-_places = variables(("ANYDEVICE_HOME", "HOME", "USERPROFILE", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"))
-
-
-def state() -> tuple[object, ...]:
-    """Return a value that changes with any file of settings or measurements.
-
-    That includes files that appear or go, the working directory, and variables that say where the
-    files are. Files are compared by their time stamps, size and identity; those that were changed
-    just now by their content too.
-    """
-    global _watched
-    try:
-        key = (os.getcwd(), _places(), _hidden, _fake_project)
-    except OSError:  # the working directory was deleted
-        key = ("", _places(), _hidden, _fake_project)
-    if _watched[0] != key:
-        files = (*_project_files(), user_file(), measurements_file())
-        _watched = (key, tuple(map(str, files)))
-    return key, [stamp(path) for path in _watched[1] if os.path.lexists(path)]
-
-
-def stamp(path: str | Path) -> object:
-    """Return a value that changes with the file."""
-    try:
-        of_link = status = os.lstat(path)
-        if stat.S_ISLNK(status.st_mode):
-            status = os.stat(path)
-        changed = max(status.st_mtime_ns, status.st_ctime_ns)
-        stamp = (path, *_identity(of_link), *_identity(status))
-        if time.time_ns() - changed > _UNSETTLED:
-            return stamp
-        return (*stamp, read_small(path, limit=LARGEST_CACHE))
-    except OSError as error:
-        return (path, error.errno)
-
-
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    times = status.st_mtime_ns, status.st_ctime_ns
-    return (*times, status.st_size, status.st_ino, status.st_dev, status.st_uid, status.st_mode)
-
-
-def _project_files() -> Iterator[Path]:
-    """Every place of a project's file, the nearest first."""
-    folders = [] if _fake_project is None else [_fake_project]
+def project_files() -> Iterator[Path]:
+    """Yield every place of a project's file, the nearest first."""
+    folders = [] if fake[0] is None else [fake[0]]
     with suppress(OSError):  # the working directory was deleted
         here = Path.cwd().resolve()
         folders += [here, *here.parents]
     mine = user_file()
     for folder in folders:
         candidate = folder / FILE_NAME
-        if candidate != mine and candidate not in _hidden:
+        if candidate != mine and candidate not in fake[1]:
             yield candidate
 
 

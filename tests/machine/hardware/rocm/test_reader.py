@@ -269,9 +269,7 @@ def test_free_memory_is_read_anew(record: Record) -> None:
     (root / "sys/bus/pci/devices/0000:03:00.0/mem_info_vram_used").unlink()
     assert rocm.free_memory(0, card, root=root) is None
     assert rocm.free_memory(0, Facts(name="somewhere"), root=root) is None
-
-
-def test_free_memory_is_never_below_zero() -> None:
+    # It is never below zero.
     now = rocm_facts.Counters(10, 12, 10, 12, 100, 100)
     assert rocm_facts.free_of_card(10, now) == 0
     assert rocm_facts.free_of_shared(10, "gtt", now) == 0
@@ -295,10 +293,7 @@ def test_hidden_gpus_are_present_and_the_variable_is_named(record: Record) -> No
     assert (seen.present, seen.devices, seen.stage) == (True, (), "device")
     assert text_of(seen) == "HIP_VISIBLE_DEVICES=-1 does not show any of the 4 GPUs"
     assert fix_of(seen) == "unset HIP_VISIBLE_DEVICES"
-
-
-def test_a_list_that_ends_early_is_noted(record: Record) -> None:
-    seen = see(record("mi250x"), HIP_VISIBLE_DEVICES="0,9")
+    seen = see(record("mi250x"), HIP_VISIBLE_DEVICES="0,9")  # a list that ends early
     assert len(seen.devices) == 1
     assert 'HIP_VISIBLE_DEVICES=0,9: "9" names no further GPU' in seen.notes[0]
 
@@ -420,31 +415,24 @@ def test_no_permission_for_the_compute_driver(record: Record) -> None:
     assert fix_of(contained).startswith("docker run")
 
 
-def test_one_closed_render_node_stops_one_gpu(record: Record) -> None:
+def test_closed_render_nodes_stop_their_gpus_and_all_of_them_the_backend(record: Record) -> None:
     seen = see(record("rx7900xtx"), closed=("dev/dri/renderD128",))
     assert seen.stage is None
     assert text_of(seen.devices[0]) == "no permission to open /dev/dri/renderD128"
     assert fix_of(seen.devices[0]) == "sudo usermod -a -G render,video $USER"
     assert text_of(seen.devices[1]) is None
-
-
-def test_every_render_node_closed_stops_the_backend(record: Record) -> None:
     seen = see(record("mi250x"), closed=tuple(f"dev/dri/renderD{n}" for n in range(128, 132)))
     assert seen.stage == "driver"
     assert text_of(seen) == "no permission to open /dev/dri/renderD128"
     assert text_of(seen.devices[3]) == "no permission to open /dev/dri/renderD131"
 
 
-def test_a_missing_render_node(record: Record) -> None:
+def test_a_render_node_is_missing_only_if_the_gpu_has_a_number(record: Record) -> None:
     root = record("mi300x")
     (root / "dev/dri/renderD128").unlink()
     seen = see(root)
     assert text_of(seen) == "/dev/dri/renderD128 of this GPU is missing"
     assert seen.stage == "driver"
-
-
-def test_a_gpu_without_a_render_node_number_is_not_judged(record: Record) -> None:
-    root = record("mi300x")
     change_node(root, "drm_render_minor 128\n", "")
     assert text_of(only(see(root))) is None
 

@@ -17,7 +17,7 @@ from typing import Any
 from anydevice._core.finding import BackendScan, Detail, Facts, MemoryKind, RawDevice
 from anydevice._core.record import Record
 from anydevice._core.text import format_size
-from anydevice._machine.hardware import cgroup, linux
+from anydevice._machine.hardware import linux
 from anydevice._machine.hardware.cpu.facts import (
     SYSCTL_NAMES,
     Processor,
@@ -132,7 +132,7 @@ def free_memory(
     del index
     if system.startswith("linux"):
         available = _available(read_table(root / "proc/meminfo"))
-        return _least(available, cgroup.free_memory(root), facts.usable_memory)
+        return _least(available, linux.cgroup_free_memory(root), facts.usable_memory)
     sizes = (host or Host()).memory()
     return None if sizes is None else _least(sizes[1], facts.usable_memory)
 
@@ -189,7 +189,7 @@ def _details(processor: Processor, share: _Share) -> dict[str, Detail]:
 
 
 def _share_on_linux(root: Path, processor: Processor) -> _Share:
-    limits = cgroup.read_limits(root)
+    limits = linux.cgroup_limits(root)
     meminfo = read_table(root / "proc/meminfo")
     total = meminfo.get("MemTotal")
     usable = _least(total, limits.memory.limit if limits.memory else None)

@@ -46,13 +46,15 @@ def readings(
     load, power = (meter or _meter).read()
     limits = [linux.scaled(p / "constraint_0_power_limit_uw", 1e6) for p in _packages(root)]
     known = [limit for limit in limits if limit]
+    policies = (root / "sys/devices/system/cpu/cpufreq").glob("policy*")
+    clocks = [linux.read_number(policy / "scaling_cur_freq") for policy in policies]
     return Readings(
         load=load,
         free_memory=free,
         temperature=_temperature(root),
         power=power,
         power_limit=sum(known) if power is not None and known else None,
-        clock=_clock(root),
+        clock=max((clock / 1000 for clock in clocks if clock), default=None),
     )
 
 
@@ -171,7 +173,7 @@ class ProcessMeter:
 
 
 def _processes_by_psutil() -> tuple[DeviceProcess, ...]:
-    """The largest processes where there is no `/proc`; those of other users may be missing."""
+    """Return the largest processes of a system without `/proc`, as far as they are visible."""
     psutil = linux.psutil()
     if psutil is None:
         return ()
@@ -189,7 +191,7 @@ _process_meter = ProcessMeter()
 
 
 def _packages(root: Path) -> list[Path]:
-    """The counters of energy, one a processor package; those of parts of a package are left out."""
+    """Return the energy counters of whole processor packages."""
     folder = root / "sys/class/powercap"
     names = sorted(n for n in linux.names_in(folder) if re.fullmatch(r"intel-rapl:[^:]*", n))
     # The whole system is counted beside its packages where a maker connected it.
@@ -204,10 +206,3 @@ def _temperature(root: Path) -> float | None:
     types = {linux.read_line(zone / "type"): zone for zone in zones}
     named = next((types[name] for name in _ZONES if name in types), None)
     return None if named is None else linux.scaled(named / "temp", 1000)
-
-
-def _clock(root: Path) -> float | None:
-    """MHz of the fastest processor now."""
-    policies = (root / "sys/devices/system/cpu/cpufreq").glob("policy*")
-    clocks = [linux.read_number(policy / "scaling_cur_freq") for policy in policies]
-    return max((clock / 1000 for clock in clocks if clock), default=None)

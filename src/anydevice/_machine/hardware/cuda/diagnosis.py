@@ -26,19 +26,12 @@ OLDEST_CAPABILITY = (5, 0)
 OLDEST_CUDA = "12.0"
 
 _NO_DEVICE = 100
-"""The code with which the driver says that it sees none, also where a variable hides them all."""
+"""The driver's code for "no device", also if a variable hides all of them."""
 
 _INVALID_DEVICE = 101
-"""The code with which the driver refuses a CUDA_VISIBLE_DEVICES that names a card twice."""
+"""The driver's code for a CUDA_VISIBLE_DEVICES that names a card twice."""
 
-_UNNAMED = (
-    "crashed",
-    "timed_out",
-    "endless_output",
-    "failed",
-    "not_started",
-    "driver_broken",
-)
+_UNNAMED = (*("crashed", "timed_out", "endless_output", "failed", "not_started", "driver_broken"),)
 """Codes of reasons in which the driver itself did not name the error."""
 
 
@@ -105,26 +98,21 @@ def _from_nvml(
         notes = (*notes, *_partly_hidden(answers, shown, cards, problem))
         return _scan(answers, shown, notes=notes)
     if not selected and _sees_none(answers.driver):
-        return _none_shown(answers, cards, selection.problem, notes)
+        if answers.visible is not None:
+            return _hidden_scan(answers, _showable(cards), selection.problem, notes)
+        reason = Reason(
+            "no_mig_instance",
+            "MIG mode is on, and no MIG instance has been made",
+            "make an instance, or switch MIG mode off: sudo nvidia-smi -mig 0",
+        )
+        return BackendScan("cuda", present=True, stage="device", reason=reason, notes=notes)
     around = answers.around
+    add_compute = _PASS_COMPUTE if around.container else _install_driver(around)
     reason = driver_reason(answers.driver, around) or Reason(
-        "driver_missing", "NVML answers but there is no CUDA driver library", _add_compute(around)
+        "driver_missing", "NVML answers but there is no CUDA driver library", add_compute
     )
     notes = (*notes, *_partly_hidden(answers, selected, cards, selection.problem))
     return _scan(answers, selected, notes=notes, reason=reason)
-
-
-def _none_shown(
-    answers: Answers, cards: Sequence[CudaCard], problem: str | None, notes: tuple[str, ...]
-) -> BackendScan:
-    if answers.visible is not None:
-        return _hidden_scan(answers, _showable(cards), problem, notes)
-    reason = Reason(
-        "no_mig_instance",
-        "MIG mode is on, and no MIG instance has been made",
-        "make an instance, or switch MIG mode off: sudo nvidia-smi -mig 0",
-    )
-    return BackendScan("cuda", present=True, stage="device", reason=reason, notes=notes)
 
 
 def _scan(
@@ -221,8 +209,9 @@ def _failed_scan(around: Surroundings, reasons: Sequence[Reason]) -> BackendScan
 
 
 def _not_installed(around: Surroundings) -> BackendScan:
-    """The scan where no NVIDIA library is installed: is there a card that would need one?"""
-    present, code, fix = True, "driver_missing", _install_driver(around)
+    """Return the scan without an NVIDIA library, with a fix if there is a card."""
+    present, code = True, "driver_missing"
+    fix: str | None = _install_driver(around)
     if around.cards:
         many = len(around.cards) > 1
         where = ("NVIDIA cards are" if many else "an NVIDIA card is") + " at "
@@ -240,13 +229,11 @@ def _not_installed(around: Surroundings) -> BackendScan:
     elif around.nodes:
         text = f"{', '.join(around.nodes)} are here but no NVIDIA driver library is"
     elif around.system == "win32":
+        present, fix = False, None
         text = "no NVIDIA driver is installed (no nvml.dll and no nvcuda.dll)"
-        return BackendScan("cuda", present=False, stage="driver", reason=Reason(code, text))
     else:
+        present, code, fix = False, "no_hardware", None
         text = "no NVIDIA card on the PCI bus and no driver library"
-        return BackendScan(
-            "cuda", present=False, stage="driver", reason=Reason("no_hardware", text)
-        )
     return BackendScan("cuda", present=present, stage="driver", reason=Reason(code, text, fix))
 
 
@@ -302,7 +289,7 @@ def _sees_none(outcome: Outcome | None) -> bool:
 
 
 def _lost_cards(nvml: Outcome) -> tuple[str, ...]:
-    """A sentence for each card that NVML counts and cannot read, while it reads others."""
+    """Return a sentence for each card that NVML counts and cannot read."""
     return tuple(
         f"card {index}: {_describe_fault(nvml_fault(row['error']['code']), row['error'])}"
         for index, row in enumerate(nvml.answer["cards"])
@@ -311,7 +298,7 @@ def _lost_cards(nvml: Outcome) -> tuple[str, ...]:
 
 
 def _no_answer(who: str, outcome: Outcome, around: Surroundings) -> Reason | None:
-    """Why nothing was answered, or the library could not be opened; `None` for neither."""
+    """Return why there is no answer or no library to ask; `None` for neither."""
     if outcome.how == "answered":
         problem = None if outcome.answer["library"] else outcome.answer["problem"]
         text = f"{who} cannot be loaded: {problem}"
@@ -342,7 +329,7 @@ class Fault(NamedTuple):
 
 
 def _parse_faults(table: str) -> dict[int, Fault]:
-    """The rows of a table by their number; what is indented further belongs to the row above."""
+    """Return the rows of a table by their number; an indented line continues the row above."""
     rows = table.strip().replace("\n        ", " ").splitlines()
     words = (row.split(maxsplit=4) for row in rows)
     return {int(number): Fault(*rest) for number, *rest in words}
@@ -431,6 +418,10 @@ _INSTALL = {
     "arch": "sudo pacman -S nvidia-open",
 }
 _EXPOSE = "start the container with its GPUs: docker run --gpus all …"
+_PASS_COMPUTE = (
+    "start the container with the driver's compute part:"
+    " docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …"
+)
 _ON_WINDOWS_SIDE = "on the Windows side (https://www.nvidia.com/drivers), then run: wsl --shutdown"
 
 _PLAIN = {
@@ -471,7 +462,7 @@ def fix_for(remedy: str, around: Surroundings) -> str:
 
 
 def _after_no_answer(around: Surroundings) -> str:
-    """The fix where the driver did not answer in time: it may be slow, or it may hang."""
+    """Return the fix for a driver that did not answer in time: it may be slow, or it may hang."""
     longer = "anydevice.configure(time_limit=20), or time_limit = 20 in anydevice.toml"
     longer = f"give it more time: {longer}; if it hangs all the same: {_PLAIN['reboot']}"
     if around.system != "linux" or around.wsl or around.tegra:
@@ -484,18 +475,8 @@ def lacks_nodes(around: Surroundings) -> bool:
     return around.container and not around.wsl and not around.nodes
 
 
-def _add_compute(around: Surroundings) -> str:
-    """How to get the CUDA driver library where only the part that watches the card is there."""
-    if around.container:
-        return (
-            "start the container with the driver's compute part:"
-            " docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …"
-        )
-    return _install_driver(around)
-
-
 def _install_driver(around: Surroundings) -> str:
-    """How to get an NVIDIA driver where there is none."""
+    """Return how to get an NVIDIA driver."""
     if lacks_nodes(around):
         return _EXPOSE
     if around.wsl:
@@ -506,7 +487,7 @@ def _install_driver(around: Surroundings) -> str:
 
 
 def _update_driver(around: Surroundings) -> str:
-    """How to get a driver that serves CUDA 12."""
+    """Return how to get a driver that serves CUDA 12."""
     if around.wsl:
         oldest = OLDEST_DRIVER["win32"]
         return f"update the NVIDIA driver to {oldest} or newer {_ON_WINDOWS_SIDE}"

@@ -16,6 +16,9 @@ from anydevice._machine.hardware.linux import normal_address, read_table, read_t
 
 _WSL_LIBRARIES = "/usr/lib/wsl/lib"
 _TEGRA_LIBRARIES = "/usr/lib/aarch64-linux-gnu/tegra"
+_NODE = re.compile(r"nvidia\d+|nvidiactl|nvidia-uvm|nvhost-gpu|nvgpu|nvmap|dxg")
+_MODULE_VERSION = re.compile(r"Kernel Module\D*(?:x86_64|aarch64)?\s+(\d+(?:\.\d+)+)")
+_TEGRA_RELEASE = re.compile(r"R(\d+) \(release\), REVISION: ([\d.]+)")
 
 
 class Surroundings(Record):
@@ -46,13 +49,16 @@ def read_surroundings(
         return Surroundings(system)
     cards = linux.cards(linux.NVIDIA, root)
     holders = {linux.bound_driver(card, root) for card in cards}
+    nodes = linux.names_in(root / "dev")
+    module = _MODULE_VERSION.search(read_text(root / "proc/driver/nvidia/version") or "")
+    tegra = _TEGRA_RELEASE.search(read_text(root / "etc/nv_tegra_release") or "")
     return Surroundings(
         system=system,
         cards=cards,
         holders=tuple(sorted(holder for holder in holders if holder)),
-        nodes=_nodes(root),
-        module=_module_version(read_text(root / "proc/driver/nvidia/version") or ""),
-        tegra=_tegra_release(read_text(root / "etc/nv_tegra_release") or ""),
+        nodes=tuple(sorted(f"/dev/{name}" for name in nodes if _NODE.fullmatch(name))),
+        module=module[1] if module else None,
+        tegra=f"L4T {tegra[1]}.{tegra[2]}" if tegra else None,
         container=linux.in_container(root, environment),
         wsl="microsoft" in (read_text(root / "proc/sys/kernel/osrelease") or "").lower(),
         distribution=linux.distribution(root),
@@ -82,22 +88,6 @@ def driver_libraries(around: Surroundings) -> list[str]:
 def _linux_libraries(name: str, around: Surroundings) -> list[str]:
     folders = ((around.wsl, _WSL_LIBRARIES), (around.tegra, _TEGRA_LIBRARIES))
     return [name, *(f"{folder}/{name}" for there, folder in folders if there)]
-
-
-def _nodes(root: Path) -> tuple[str, ...]:
-    ours = re.compile(r"nvidia\d+|nvidiactl|nvidia-uvm|nvhost-gpu|nvgpu|nvmap|dxg")
-    names = linux.names_in(root / "dev")
-    return tuple(sorted(f"/dev/{name}" for name in names if ours.fullmatch(name)))
-
-
-def _module_version(text: str) -> str | None:
-    match = re.search(r"Kernel Module\D*(?:x86_64|aarch64)?\s+(\d+(?:\.\d+)+)", text)
-    return match[1] if match else None
-
-
-def _tegra_release(text: str) -> str | None:
-    match = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text)
-    return f"L4T {match[1]}.{match[2]}" if match else None
 
 
 _ARCHITECTURES = {
@@ -201,7 +191,7 @@ def _instance(part: Mapping[str, Any], card: Facts, details: dict[str, Detail]) 
 
 
 def _add_details(details: Mapping[str, Detail], **more: Detail) -> dict[str, Detail]:
-    """The details with those of the others that are known."""
+    """Return the details with the further ones that are known."""
     return {**details, **{key: value for key, value in more.items() if value is not None}}
 
 

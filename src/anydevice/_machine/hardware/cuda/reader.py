@@ -104,8 +104,8 @@ def free_memory(index: int, facts: Facts) -> int | None:
     """Return the free bytes of the device with these facts; `None` if unknown.
 
     NVML is asked in a child, which takes some 50 ms: in the caller it would load the driver and
-    leave a thread behind, even after it was shut down. What it said counts for a quarter of a
-    second, so that asking for every card of a machine takes one child.
+    leave a thread behind. Its answer counts for a quarter of a second, so that all cards of a
+    machine take one child.
     """
     if facts.memory_kind == "unified":
         free = available_memory(Path("/"))
@@ -124,27 +124,27 @@ def _free_now() -> dict[str, int | None]:
         environment = dict(os.environ)
         around = read_surroundings(environment)
         outcome = start("nvml", question_to_nvml(around, environment)).finish(2.0)
-        _last_reading = (time.monotonic(), _free_of_each(outcome))
+        is_known = outcome.how == "answered" and outcome.answer["library"] is not None
+        free = {
+            facts.uuid: facts.free_memory
+            for card in (cards_of_nvml(outcome.answer) if is_known else ())
+            for facts in (card.facts, *card.instances)
+            if facts.uuid
+        }
+        _last_reading = (time.monotonic(), free)
     return _last_reading[1]
-
-
-def _free_of_each(outcome: Outcome) -> dict[str, int | None]:
-    if outcome.how != "answered" or outcome.answer["library"] is None:
-        return {}
-    return {
-        facts.uuid: facts.free_memory
-        for card in cards_of_nvml(outcome.answer)
-        for facts in (card.facts, *card.instances)
-        if facts.uuid
-    }
 
 
 def question_to_nvml(around: Surroundings, environment: Mapping[str, str]) -> dict[str, object]:
     """Return the files of NVML, the CUDA driver and nvidia-ml-py, for a child."""
+    try:
+        pynvml = find_spec("pynvml")
+    except ValueError:  # a module that was put into sys.modules by hand has no origin
+        pynvml = None
     return {
         "libraries": nvml_libraries(around, environment),
         "driver_libraries": driver_libraries(around),
-        "pynvml": _file_of_pynvml(),
+        "pynvml": None if pynvml is None else pynvml.origin,
     }
 
 
@@ -174,12 +174,3 @@ def _failed_scan(error: Exception) -> BackendScan:
     # Whatever an odd machine makes of our reading, the other backends must still be found.
     text = f"reading the NVIDIA driver failed: {type(error).__name__}: {error}"
     return BackendScan("cuda", present=True, stage="driver", reason=Reason("reading_failed", text))
-
-
-def _file_of_pynvml() -> str | None:
-    try:
-        spec = find_spec("pynvml")
-    except ValueError:
-        # A module that was put into sys.modules by hand has no origin.
-        return None
-    return None if spec is None else spec.origin

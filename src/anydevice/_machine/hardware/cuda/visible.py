@@ -85,7 +85,9 @@ def _by_index(entry: str, cards: Sequence[CardNames]) -> Position | str:
     match = _LEADING_NUMBER.match(entry)
     if match is None:
         return f'"{entry.strip()}" is not an index' if entry.strip() else "an entry is empty"
-    index = _as_c_int(int(match[1]))
+    number = int(match[1])
+    # CUDA reads an unsigned 64-bit number, the largest where it overflows, and keeps 32 bits.
+    index = -1 if abs(number) >= 2**64 else (number + 2**31) % 2**32 - 2**31
     if index < 0:
         return f'"{entry.strip()}" ends the list'
     if index >= len(cards):
@@ -108,11 +110,6 @@ def _by_uuid(entry: str, cards: Sequence[CardNames]) -> Position | str:
     if position.instance is not None:
         return position
     return _first_instance(position.card, cards[position.card]) or f'"{entry}" has no MIG instance'
-
-
-def _as_c_int(number: int) -> int:
-    # CUDA reads an unsigned 64-bit number, the largest where it overflows, and keeps 32 bits.
-    return -1 if abs(number) >= 2**64 else (number + 2**31) % 2**32 - 2**31
 
 
 def _fits(entry: str, uuid: str) -> bool:

@@ -13,5 +13,5 @@ def readings(index: int, facts: Facts) -> Readings:
 
 
 def processes(index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
-    """Return None: macOS does not tell who uses the GPU."""
+    """Return no process: macOS does not tell who uses the GPU."""
     return ()

@@ -135,7 +135,11 @@ def read_answer(answer: Answer, loader: Loader, machine: OpenCLMachine) -> Backe
         if platform["error"]
     )
     if not devices:
-        return _no_device(platforms, machine, notes)
+        names = [platform["name"] for platform in platforms]
+        text = "; ".join((f"OpenCL shows no device on {', '.join(names)}", *notes))
+        fix = enable_rusticl(machine) if "rusticl" in names else None
+        reason = Reason("no_device", text, fix)
+        return BackendScan("opencl", present=True, stage="device", reason=reason)
     releases = [(str(d.facts.details["platform"]), d.facts.driver_version or "") for d in devices]
     defects = (float64_defect(*release) for release in dict.fromkeys(releases))
     notes += tuple(defect.with_fix for defect in defects if defect)
@@ -262,7 +266,8 @@ def _no_platform(loader: Loader, machine: OpenCLMachine) -> BackendScan:
     elif drivers:
         text = "no OpenCL driver shows a platform: " + "; ".join(
             f"{driver} is not there"
-            if _is_missing(driver.library, loader, machine)
+            if machine.library(driver.library) is None
+            and not (loader.home and (loader.home / ".libs" / driver.library).is_file())
             else f"{driver} shows none"
             for driver in drivers
         )
@@ -271,21 +276,6 @@ def _no_platform(loader: Loader, machine: OpenCLMachine) -> BackendScan:
         text = f"no OpenCL driver is registered: no .icd file in {looked}"
     present = bool(drivers) or card is not None
     return _stopped_scan(Reason("driver_missing", text, fix), present=present)
-
-
-def _is_missing(library: str, loader: Loader, machine: OpenCLMachine) -> bool:
-    beside = loader.home is not None and (loader.home / ".libs" / library).is_file()
-    return not beside and machine.library(library) is None
-
-
-def _no_device(
-    platforms: Sequence[Answer], machine: OpenCLMachine, notes: tuple[str, ...]
-) -> BackendScan:
-    names = ", ".join(platform["name"] for platform in platforms)
-    text = "; ".join((f"OpenCL shows no device on {names}", *notes))
-    rusticl = any(platform["name"] == "rusticl" for platform in platforms)
-    reason = Reason("no_device", text, enable_rusticl(machine) if rusticl else None)
-    return BackendScan("opencl", present=True, stage="device", reason=reason)
 
 
 INTEL = 0x8086

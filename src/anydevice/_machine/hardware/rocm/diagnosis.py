@@ -213,12 +213,12 @@ def _ask_amdsmi(
 def _stopped_scan(
     code: str, text: str, fix: str | None = None, *, present: bool = True, stage: Stage = "driver"
 ) -> BackendScan:
-    """The scan of a backend that stopped as a whole."""
+    """Return the scan of a backend that stopped as a whole."""
     return BackendScan("rocm", present=present, stage=stage, reason=Reason(code, text, fix))
 
 
 def _no_compute_driver(machine: AmdMachine) -> BackendScan:
-    """There is no /dev/kfd: which of the possible causes it is."""
+    """Return the scan of a machine without /dev/kfd, with its cause."""
     root = machine.root
     if not machine.cards:
         return _under_wsl(machine)
@@ -236,11 +236,12 @@ def _no_compute_driver(machine: AmdMachine) -> BackendScan:
         fix = "sudo apt install amdgpu-dkms" if has_apt else None
         return _stopped_scan("driver_missing", text, fix)
     text = f"{which} is on the PCI bus, but the driver amdgpu is not loaded"
-    return _stopped_scan("driver_not_loaded", text, _install_driver(root))
+    command = linux.fitting(_INSTALL, linux.distribution(root))
+    return _stopped_scan("driver_not_loaded", text, f"{command} && {_LOAD}" if command else _LOAD)
 
 
 def _no_gpu_in_topology(machine: AmdMachine, withheld: int) -> BackendScan:
-    """There is a /dev/kfd, but its topology shows this process no GPU."""
+    """Return the scan of a machine whose topology shows this process no GPU."""
     if withheld:
         nodes = "1 node" if withheld == 1 else f"{withheld} nodes"
         text = f"no permission to read {nodes} of the GPU topology"
@@ -253,7 +254,7 @@ def _no_gpu_in_topology(machine: AmdMachine, withheld: int) -> BackendScan:
 
 
 def _give_access(machine: AmdMachine) -> str:
-    """How to let this process open the device files that are closed to it."""
+    """Return how to let this process open the device files that are closed to it."""
     inside = linux.in_container(machine.root, machine.environment)
     return _PASS_DEVICES if inside else _JOIN_GROUPS
 
@@ -273,8 +274,3 @@ def _under_wsl(machine: AmdMachine) -> BackendScan:
 def _name_cards(cards: tuple[str, ...]) -> str:
     others = f" (and {len(cards) - 1} more)" if len(cards) > 1 else ""
     return f"the AMD GPU {cards[0]}{others}"
-
-
-def _install_driver(root: Path) -> str:
-    command = linux.fitting(_INSTALL, linux.distribution(root))
-    return f"{command} && {_LOAD}" if command else _LOAD

@@ -164,6 +164,11 @@ def topology(root: Path = Path("/")) -> Topology:
 
 
 def _gpu(folder: Path, properties: dict[str, int], root: Path) -> Gpu:
+    tables = [
+        linux.read_table(folder / "mem_banks" / name / "properties")
+        for name in linux.names_in(folder / "mem_banks")
+    ]
+    banks = [table for table in tables if table.get("heap_type") in _FRAME_BUFFERS]
     unique = properties.get("unique_id", 0)
     minor = properties.get("drm_render_minor", 0)
     return Gpu(
@@ -173,15 +178,9 @@ def _gpu(folder: Path, properties: dict[str, int], root: Path) -> Gpu:
         pci_address=_address_on_bus(properties, root),
         uuid=f"GPU-{unique:016x}" if unique else None,
         render_minor=minor if minor > 0 else None,
-        pool=_pool(folder / "mem_banks"),
+        pool=sum(t.get("size_in_bytes", 0) for t in banks) or None,
         has_cpu_cores=properties.get("cpu_cores_count", 0) > 0,
     )
-
-
-def _pool(banks: Path) -> int | None:
-    tables = [linux.read_table(banks / name / "properties") for name in linux.names_in(banks)]
-    sizes = [t.get("size_in_bytes", 0) for t in tables if t.get("heap_type") in _FRAME_BUFFERS]
-    return sum(sizes) or None
 
 
 def gfx_name(version: int) -> str | None:
@@ -318,21 +317,10 @@ def memory_of(gpu: Gpu, root: Path = Path("/")) -> GpuMemory:
         sizes = [size for size in (now.vram or now.gtt, now.system) if size]
         total = min(sizes, default=gpu.pool)
         return _shared_memory(total, gpu.pool, now, "system memory", carve_out=0)
-    if _is_integrated(gpu, now):
-        return _with_carve_out(gpu, now)
-    return _of_a_card(gpu, now)
-
-
-def _is_integrated(gpu: Gpu, now: Counters) -> bool:
     known = ARCHITECTURES.get(gpu.architecture or "")
-    return (
-        gpu.has_cpu_cores
-        or (known is not None and known.integrated)
-        or (now.vram is not None and now.vram < _SMALLEST_CARD)
-    )
-
-
-def _of_a_card(gpu: Gpu, now: Counters) -> GpuMemory:
+    is_small = now.vram is not None and now.vram < _SMALLEST_CARD
+    if gpu.has_cpu_cores or is_small or (known is not None and known.integrated):
+        return _with_carve_out(gpu, now)
     details: dict[str, Detail] = {}
     total = now.vram or gpu.pool
     if gpu.partitions > 1:

@@ -51,7 +51,10 @@ def visible(uuids: Sequence[str | None], environment: Mapping[str, str]) -> Visi
         value = environment[variable]
         chosen, stopped_at = pick(value, [uuids[position] for position in left])
         if not chosen:
-            text = _nothing_left(variable, value, len(left), narrowed)
+            gpus = "the one GPU" if len(left) == 1 else f"any of the {len(left)} GPUs"
+            text = f"{variable}={value} does not show {gpus}{narrowed}"
+            if not value.strip():
+                text = f"{variable} is set to an empty value, which hides every GPU"
             return Visible((), Reason("hidden", text, f"unset {variable}"))
         if stopped_at is not None:
             notes.append(
@@ -71,13 +74,6 @@ def _variables(environment: Mapping[str, str]) -> list[tuple[str, Pick]]:
             present.append((variable, _pick_hip))
             break
     return present
-
-
-def _nothing_left(variable: str, value: str, count: int, narrowed: str) -> str:
-    if not value.strip():
-        return f"{variable} is set to an empty value, which hides every GPU"
-    gpus = "the one GPU" if count == 1 else f"any of the {count} GPUs"
-    return f"{variable}={value} does not show {gpus}{narrowed}"
 
 
 def _pick_rocr(value: str, uuids: Sequence[str | None]) -> tuple[list[int], str | None]:
