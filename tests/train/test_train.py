@@ -409,7 +409,7 @@ def test_ctrl_c_ends_after_the_step_and_saves(
 
 FORKING = """
 import os, signal
-from anydevice._train.loop import Interrupts
+from anydevice._train.train import Interrupts
 
 with Interrupts() as interrupts:
     interrupts.acknowledge = lambda: os.write(1, b"stopping ")

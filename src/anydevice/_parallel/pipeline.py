@@ -65,7 +65,7 @@ class Unit(Record):
     name: str
     size: int
     is_layer: bool = True
-    """Whether it is one of the layers that plans count, and not what comes before or after."""
+    """Whether plans count it as a layer; embeddings and heads are not."""
 
 
 def pipeline(
@@ -133,21 +133,22 @@ def placed_units(
 ) -> tuple[list[Place], str]:
     """Return the place of each unit, and the engine that drives the devices.
 
-    `parameters` is how many the model has, to tell whether a plan is that of another one.
+    `parameters` is the model's parameter count, to notice a plan for another model.
     """
     if isinstance(given, Plan):
-        return _by_plan(units, given, engine, parameters)
+        placements = planned_units(given, [unit.is_layer for unit in units], parameters)
+        used = list(dict.fromkeys(placements))
+        places, chosen = _places([placement.device for placement in used], engine)
+        by_placement = dict(zip(used, places, strict=True))
+        return [by_placement[placement] for placement in placements], chosen
     if isinstance(given, Mapping):
         return _by_name(units, given, engine)
-    if isinstance(given, str | Device):
-        given = [given]
-    names = list(given)
-    places, chosen = _places(names, engine)
+    places, chosen = _places([given] if isinstance(given, str | Device) else list(given), engine)
     return [places[at] for at in divided(units, len(places))], chosen
 
 
 def divided(units: Sequence[Unit], count: int) -> list[int]:
-    """Return the number of the part that each unit is in, of parts of about as many bytes.
+    """Divide units into `count` parts of about equal bytes; return the part of each unit.
 
     Units without bytes stay with those before them.
 
@@ -173,17 +174,13 @@ def divided(units: Sequence[Unit], count: int) -> list[int]:
         ends.append(stop if left > 1 else len(sizes))
         start = stop
     numbers = [n for n, (a, b) in enumerate(pairwise([0, *ends])) for _ in range(b - a)]
-    return _with_empty(units, numbers)
-
-
-def _with_empty(units: Sequence[Unit], numbers: Sequence[int]) -> list[int]:
     if not any(unit.size for unit in units):
-        return list(numbers)
-    found, left, now = [], iter(numbers), 0
+        return numbers
+    parts, rest, part_number = [], iter(numbers), 0
     for unit in units:
-        now = next(left) if unit.size else now
-        found.append(now)
-    return found
+        part_number = next(rest) if unit.size else part_number
+        parts.append(part_number)
+    return parts
 
 
 def _by_name(
@@ -198,34 +195,25 @@ def _by_name(
                 f"the model has no layer {key!r}; its layers are {_shorten(known)}",
                 source="devices",
             )
-    fitting = [[key for key in keys if _holds(key, unit.name)] for unit in units]
-    for unit, found in zip(units, fitting, strict=True):
-        if not found and unit.size:
+    longest = sorted(keys, key=len, reverse=True)
+    matches = [next((key for key in longest if _holds(key, u.name)), None) for u in units]
+    for unit, match in zip(units, matches, strict=True):
+        if match is None and unit.size:
             raise ConfigurationError(
                 f"devices has no place for the layer {unit.name!r}", source="devices"
             )
     places, chosen = _places([given[key] for key in keys], engine)
     by_key = dict(zip(keys, places, strict=True))
-    first = next(by_key[max(found, key=len)] for found in fitting if found)
-    found_places = []
-    for found in fitting:
-        first = by_key[max(found, key=len)] if found else first
-        found_places.append(first)
-    return found_places, chosen
+    place = next(by_key[match] for match in matches if match is not None)
+    placed = []
+    for match in matches:  # a unit without bytes stays with the one before it
+        place = place if match is None else by_key[match]
+        placed.append(place)
+    return placed, chosen
 
 
 def _holds(key: str, name: str) -> bool:
     return name == key or not key or (name.startswith(key) and name[len(key)] in ".[")
-
-
-def _by_plan(
-    units: Sequence[Unit], plan: Plan, engine: str | None, parameters: int | None
-) -> tuple[list[Place], str]:
-    placements = planned_units(plan, [unit.is_layer for unit in units], parameters)
-    used = list(dict.fromkeys(placements))
-    places, chosen = _places([each.device for each in used], engine)
-    by_placement = dict(zip(used, places, strict=True))
-    return [by_placement[each] for each in placements], chosen
 
 
 def _places(given: Sequence[str | Device], engine: str | None) -> tuple[list[Place], str]:
@@ -237,32 +225,29 @@ def _places(given: Sequence[str | Device], engine: str | None) -> tuple[list[Pla
     beside = any(device is not None and device.kind != "cpu" for device in devices)
     computing = [d for d in devices if d is not None and (d.kind != "cpu" or not beside)]
     last = computing[0] if computing else one_device("cpu", engine=chosen)
-    found = []
+    places = []
     for device in devices:
         if device is None:
-            found.append(Place(last, "disk"))
+            places.append(Place(last, "disk"))
         elif beside and device.kind == "cpu":
-            found.append(Place(last, "cpu"))
+            places.append(Place(last, "cpu"))
         else:
             last = device
-            found.append(Place(device))
-    return found, chosen
-
-
-_WITH_GRADIENTS = ("torch", "jax")
+            places.append(Place(device))
+    return places, chosen
 
 
 def _engine_for(names: Sequence[str], wanted: set[str | None]) -> str:
     """Return an engine that drives all devices: the model's own, if it does."""
     first = sorted(map(str, filter(None, wanted)))
-    others = sorted(_WITH_GRADIENTS, key=lambda name: not registry.loaded(name))
+    others = sorted(("torch", "jax"), key=lambda name: not registry.loaded(name))
     error: DeviceNotFoundError | None = None
     for engine in (*first, *(name for name in others if name not in first)):
         try:
             for name in names:
                 one_device(name, engine=engine)
-        except DeviceNotFoundError as found:
-            error = error or found
+        except DeviceNotFoundError as missing:
+            error = error or missing
             continue
         return engine
     for name in names:
@@ -292,18 +277,18 @@ def folder_for(given: str | os.PathLike[str] | None, places: Sequence[Place]) ->
 
 
 def on_disk(folder: Path, arrays: Mapping[str, Any]) -> dict[str, KeptArray]:
-    """NumPy arrays as tensors of a new file of this folder, which has no name there.
+    """Write NumPy arrays to a new file in this folder, and remove its name.
 
-    So it cannot be shortened, and is gone with the process, however that ends.
+    So no program can shorten it, and it is gone with the process, however that ends.
     """
     path = folder / f"anydevice-parts-{uuid4().hex}.safetensors"
     write_parts(path, arrays)
-    found = read_parts(path)
+    kept = read_parts(path)
     try:
         path.unlink()
     except OSError:  # Windows keeps the names of open files, and their sizes
         atexit.register(path.unlink, missing_ok=True)
-    return found
+    return kept
 
 
 def moved(x: Any, device: Device) -> Any:
@@ -377,13 +362,13 @@ class Staged(Wrapper):
     work: Any = None
 
     def settings_fit(self) -> None:
-        found: list[Stage] = []
+        stages: list[Stage] = []
         for step, place in zip(steps_of(self.layer), self.places, strict=True):
-            if found and found[-1].place == place:
-                found[-1] = replace(found[-1], steps=(*found[-1].steps, step))
+            if stages and stages[-1].place == place:
+                stages[-1] = replace(stages[-1], steps=(*stages[-1].steps, step))
             else:
-                found.append(Stage(place, (step,)))
-        object.__setattr__(self, "work", _Work(tuple(found)))
+                stages.append(Stage(place, (step,)))
+        object.__setattr__(self, "work", _Work(tuple(stages)))
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -518,16 +503,16 @@ def _pipeline_model(
 
 
 def _units(steps: Sequence[PlacedStep], parameters: Parameters) -> list[Unit]:
-    """Get the units of a model; those that plans count are its blocks, else all with parameters."""
-    seen: set[Any] = set()
-    found = []
+    """Return the units of a model. Plans count its blocks, else all units with parameters."""
+    counted: set[Any] = set()
+    units = []
     blocks = any(_is_block(step.layer) for step in steps)
     for step in steps:
-        own = [] if step.keys in seen else leaves(step.parameters_in(parameters))
-        seen.add(step.keys)
+        own = [] if step.keys in counted else leaves(step.parameters_in(parameters))
+        counted.add(step.keys)
         size = sum(prod(x.shape) * x.dtype.itemsize for x in own)
-        found.append(Unit(step.path, size, _is_block(step.layer) if blocks else bool(size)))
-    return found
+        units.append(Unit(step.path, size, _is_block(step.layer) if blocks else bool(size)))
+    return units
 
 
 def _is_block(layer: Layer) -> bool:
@@ -564,30 +549,30 @@ def _place_parameters(
 
 
 def memory_maps(kept: Mapping[str, KeptArray]) -> dict[str, Any]:
-    """NumPy arrays that read a file where they are looked at; they take no memory."""
+    """Return NumPy arrays that are memory maps of a file."""
     import numpy
 
-    found: dict[str, Any] = {}
-    for name, each in kept.items():
-        assert each.file is not None, "what is kept here is in a file"
-        with open(each.file.number, "rb", closefd=False) as file:
-            found[name] = numpy.memmap(file, each.dtype.numpy(), "r", each.start, each.shape)
-        setattr(found[name], _KEPT, each)
-    return found
+    maps: dict[str, Any] = {}
+    for name, array in kept.items():
+        assert array.file is not None, "only arrays in files are mapped"
+        with open(array.file.number, "rb", closefd=False) as file:
+            maps[name] = numpy.memmap(file, array.dtype.numpy(), "r", array.start, array.shape)
+        setattr(maps[name], _KEPT, array)
+    return maps
 
 
 _KEPT = "_anydevice_kept"
 
 
 def _kept_array(x: Array) -> KeptArray:
-    """Return where an array is kept: in a file, if it is a map of one."""
+    """Return the place of an array: a file if it is a memory map, else host memory."""
     kept, owner = getattr(x, _KEPT, None), owner_of(x)
     assert owner is not None
     return kept_in_memory(x, owner) if kept is None else replace(kept, holder=x)
 
 
 def _takes_gradients(x: Array, own: Sequence[Parameters]) -> bool:
-    """Whether somebody takes gradients through a stage, whose weights must then stay."""
+    """Whether gradients are taken through a stage, whose weights must then stay."""
     owner = owner_of(x)
     arrays = [x, *leaves(own)]
     own_arrays = [] if owner is None else [each for each in arrays if owner.owns(each)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -49,8 +47,7 @@ def split_batch(data: Any, devices: Devices | Mesh) -> list[Any]:
         here = _each_of(devices)
         first, count = 0, len(here)
     leaves, rebuild = flatten(data, is_array)
-    rows = _rows(leaves)
-    ranges = row_ranges(rows, count)[first : first + len(here)]
+    ranges = row_ranges(_rows(leaves), count)[first : first + len(here)]
     return [
         to_device(rebuild([x[start:stop] for x in leaves.values]), device)
         for (start, stop), device in zip(ranges, here, strict=True)
@@ -84,13 +81,21 @@ def shard(tree: Any, mesh: Mesh) -> Any:
     JAX holds such arrays; over processes, PyTorch does too, as a `DTensor`. Raises
     `UnsupportedError` for other engines and more than one device.
     """
+    if mesh.size > 1 and mesh.engine not in ("jax", "torch"):
+        raise Absent(
+            f"{mesh.engine} does not shard over {mesh.size} processes",
+            instead="take devices of PyTorch or JAX",
+            code="no_collectives",
+        ).error()
+
+    def placed(x: Any) -> Any:
+        if not _is_spread(x):  # a spread array goes on from its devices, without being gathered
+            x = to_device(x, mesh.devices[0], convert=True)
+        return x if mesh.size == 1 else part(str(mesh.engine), "mesh").sharded(x, mesh)
+
     leaves, rebuild = flatten(tree, is_array)
-    place, device = _sharder(mesh), mesh.devices[0]
-    # Leaf by leaf: one device never holds more than one whole array. One that is spread already
-    # goes on from there, without being gathered.
-    return rebuild(
-        [place(x if _is_spread(x) else to_device(x, device, convert=True)) for x in leaves.values]
-    )
+    # Leaf by leaf: one device never holds more than one whole array.
+    return rebuild([placed(x) for x in leaves.values])
 
 
 def gather(tree: Any) -> Any:
@@ -102,18 +107,6 @@ def gather(tree: Any) -> Any:
     """
     leaves, rebuild = flatten(tree, is_array)
     return rebuild([_gather_array(x) for x in leaves.values])
-
-
-def _sharder(mesh: Mesh) -> Callable[[Any], Any]:
-    if mesh.size == 1:
-        return lambda x: x
-    if mesh.engine not in ("jax", "torch"):
-        raise Absent(
-            f"{mesh.engine} does not shard over {mesh.size} processes",
-            instead="take devices of PyTorch or JAX",
-            code="no_collectives",
-        ).error()
-    return partial(part(mesh.engine, "mesh").sharded, mesh=mesh)
 
 
 def _is_spread(x: Any) -> bool:

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
@@ -60,7 +59,13 @@ def initialize(device: Device | str | None = None, *, engine: str | None = None)
     engine = _engine_for(chosen, existing is not None)
     place = one_device(str(chosen) if device is None else device, engine=engine)
     if engine == "jax":
-        return _over_jax(device, place, found)
+        if not _is_jax_joined():  # whatever group of PyTorch is there
+            found = found or launched(os.environ)
+            if found is None:
+                return Mesh(_of_jax(device, place))
+            _take_own_cards(place, found)
+        processes = part("jax", "mesh").join(found)
+        return Mesh(_of_jax(device, place), group=processes if processes.size > 1 else None)
     if engine == "mlx":
         return Mesh([place], group=part("mlx", "mesh").join())
     group = existing or part("torch", "mesh").join(found, place)
@@ -68,7 +73,7 @@ def initialize(device: Device | str | None = None, *, engine: str | None = None)
 
 
 def _engine_for(device: Device, has_group: bool) -> str:
-    """Return the engine that processes compute with: one that is asked for, is there, or can."""
+    """Return the engine of the processes: the requested, a joined, else an installed one."""
     if not device.engine_is_free:
         if device.engine not in TOGETHER:
             raise Absent(
@@ -90,16 +95,6 @@ def _engine_for(device: Device, has_group: bool) -> str:
             code="no_collectives",
         ).error()
     return min(able, key=lambda name: not registry.loaded(name))
-
-
-def _over_jax(device: Any, place: Device, found: Launched | None) -> Mesh:
-    if not _is_jax_joined():  # whatever group of PyTorch is there
-        found = found or launched(os.environ)
-        if found is None:
-            return Mesh(_of_jax(device, place))
-        _take_own_cards(place, found)
-    group = part("jax", "mesh").join(found)
-    return Mesh(_of_jax(device, place), group=group if group.size > 1 else None)
 
 
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
@@ -129,7 +124,7 @@ def _is_jax_joined() -> bool:
 
 
 def launched(variables: Mapping[str, str]) -> Launched | None:
-    """Return what the variables of a launcher say; `None` without one.
+    """Return the rank, the size and the address that a launcher has set; `None` without one.
 
     >>> launched({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host"}).rank
     1

@@ -128,27 +128,18 @@ class _EpochFunction(Callback):
 
 def callbacks_of(spec: Any) -> list[Callback]:
     """Return a list of callbacks; raise `ConfigurationError` for anything else."""
-    several = isinstance(spec, Iterable) and not callable(spec)
-    return [_as_callback(each) for each in (spec if several else [spec])]
-
-
-def _as_callback(spec: Any) -> Callback:
-    """Return `spec` if it is a callback; wrap a function so that it runs after each epoch."""
-    if isinstance(spec, Callback):
-        return spec
-    if callable(spec):
-        return _EpochFunction(spec)
-    raise ConfigurationError(
-        f"a callback is a nn.Callback, or a function that is called after each epoch, not {spec!r}",
-        source="callbacks",
-    )
+    callbacks = list(spec) if isinstance(spec, Iterable) and not callable(spec) else [spec]
+    for each in callbacks:
+        if not isinstance(each, Callback) and not callable(each):
+            raise ConfigurationError(
+                "a callback is a nn.Callback, or a function that is called after each epoch, not "
+                f"{each!r}",
+                source="callbacks",
+            )
+    return [each if isinstance(each, Callback) else _EpochFunction(each) for each in callbacks]
 
 
 def step_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
     """Return the callbacks that override `step`."""
-    return [
-        each
-        for each in callbacks
-        if type(each).step is not Callback.step
-        and not (isinstance(each, Log) and each.every is None)
-    ]
+    own = [each for each in callbacks if type(each).step is not Callback.step]
+    return [each for each in own if not isinstance(each, Log) or each.every is not None]

@@ -96,14 +96,14 @@ def settings_of(
         "clip": config.clip,
         "accumulate": config.accumulate,
         "seed": seed,
-        "data": _described_data(data),
-        _VALIDATION: None if validation is None else _described_data(validation),
+        "data": _describe_data(data),
+        _VALIDATION: None if validation is None else _describe_data(validation),
     }
 
 
-def _described_data(data: Any) -> dict[str, Any]:
+def _describe_data(data: Any) -> dict[str, Any]:
     content = content_of(data)
-    return {**sizes_of(data), **({} if content is None else {_CONTENT: content})}
+    return sizes_of(data) | ({} if content is None else {_CONTENT: content})
 
 
 def content_of(data: Any) -> str | None:
@@ -149,9 +149,6 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
         "scale": step.scale,
         "best": checkpoint.best,
     }
-    own = step.own
-    waiting = {"total": step.total, "own": None if own is None else dict(own)}
-    trees.update({name: tree for name, tree in waiting.items() if tree is not None})
     metadata = {
         "settings": dict(settings),
         "batches": step.batches,
@@ -160,10 +157,13 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
         "optimize": checkpoint.optimize,
         "place": {**vars(loop), "history": loop.history.to_list()},
     }
+    if step.total is not None:
+        trees["total"] = step.total
     if step.added:
         metadata.update(added=step.added, rows=checkpoint.rows)
-    if own is not None:
-        metadata["own"] = own.text
+    if step.own is not None:
+        trees["own"] = dict(step.own)
+        metadata["own"] = step.own.text
     if checkpoint.random:
         metadata["random"] = dict(checkpoint.random)
     tensor_files.write(path, _KIND, trees, metadata)
@@ -176,9 +176,9 @@ def sole_training(path: Path) -> Iterator[None]:
     Raises `ConfigurationError` if another training does. A file that cannot be locked (Windows,
     some network drives) is not guarded.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            held.enter_context(FileLock(path))
+            stack.enter_context(FileLock(path))
         except BlockingIOError as error:
             raise ConfigurationError(
                 f"save: another training saves to {path}: {error.strerror}; wait until it has "
@@ -215,13 +215,17 @@ def read_checkpoint(
     contents = tensor_files.read(path, _KIND, device)
     trees, metadata = contents.trees, contents.metadata
     try:
-        kept = patient and trees["best"] is not None
-        found = _first_difference(metadata["settings"], settings, kept)
+        patient = patient and trees["best"] is not None
+        other = _first_difference(metadata["settings"], settings, patient)
         saved = metadata["place"]
         loop = LoopState(**{**saved, "history": History.from_list(saved["history"])})
-        if not kept:
+        if not patient:
             loop = replace(loop, best=None, waited=0)
         counts = {name: metadata[name] for name in ("batches", "started", "steps")}
+        own = None
+        if metadata.get("own") is not None:
+            own = Packed(trees.get("own") or {})
+            own.text = metadata["own"]
         step = StepState(
             trees["parameters"],
             trees["state"],
@@ -229,11 +233,11 @@ def read_checkpoint(
             scale=trees["scale"],
             total=trees.get("total"),
             added=metadata.get("added", 0.0),
-            own=_own(trees.get("own"), metadata.get("own")),
+            own=own,
         )
         # Files without this field were compiled unless the caller said otherwise.
         how = metadata.get("optimize", "default")
-        best = trees["best"] if kept else None
+        best = trees["best"] if patient else None
         _check_counts(*counts.values(), loop.epoch - 1, loop.position, loop.examples, loop.waited)
         _check_numbers(loop.lost, loop.seconds, loop.rate, loop.best or 0.0, step.added)
         if step.added:
@@ -245,9 +249,9 @@ def read_checkpoint(
             raise ValueError(f"it knows no way to compile steps called {how!r}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise tensor_files.misread(path, contents.written_by, error) from error
-    if found is not None:
+    if other is not None:
         raise ConfigurationError(
-            f"{path} belongs to another training: {found}; use the same arguments, another "
+            f"{path} belongs to another training: {other}; use the same arguments, another "
             "path, or resume=False to start again",
             source="resume",
         )
@@ -267,14 +271,6 @@ def read_checkpoint(
     return Checkpoint(
         step, loop, how, best, metadata.get("random", NOTHING), metadata.get("rows", 0)
     )
-
-
-def _own(tensors: Any, text: Any) -> Packed | None:
-    if text is None:
-        return None
-    own = Packed(tensors or {})
-    own.text = text
-    return own
 
 
 def _check_counts(*counts: Any) -> None:
@@ -312,17 +308,17 @@ def _is_scale(found: Any) -> bool:
 
 
 def _first_difference(
-    saved: Mapping[str, Any], settings: Mapping[str, Any], kept: bool
+    saved: Mapping[str, Any], settings: Mapping[str, Any], patient: bool
 ) -> str | None:
     """Return a sentence about the first setting that differs."""
     for name, value in settings.items():
-        if name == _VALIDATION and not kept:
+        if name == _VALIDATION and not patient:
             continue
         compare = _data_difference if name in ("data", _VALIDATION) else setting_difference
         before = saved.get(name) if name == _FROZEN else saved[name]  # missing in early files
-        found = compare(before, value, name)
-        if found is not None:
-            return found
+        difference = compare(before, value, name)
+        if difference is not None:
+            return difference
     return None
 
 
@@ -449,24 +445,20 @@ def _public_name(name: str) -> str:
 def _function_fingerprint(function: Any) -> dict[str, Any]:
     module = getattr(function, "__module__", None)
     name = function.__qualname__
-    found: dict[str, Any] = {
-        "function": _public_name(name if module is None else f"{module}.{name}")
-    }
+    path = _public_name(name if module is None else f"{module}.{name}")
+    fields: dict[str, Any] = {"function": path}
     if not isinstance(function, types.FunctionType):
-        return found
+        return fields
     code = function.__code__
     if "<lambda>" in name:
-        found[_CODE_KEYS[sys.version_info[:2]]] = hashlib.sha256(
-            repr(_code_values(code)).encode()
-        ).hexdigest()[:16]
+        digest = hashlib.sha256(repr(_code_values(code)).encode()).hexdigest()
+        fields[_CODE_KEYS[sys.version_info[:2]]] = digest[:16]
     if function.__closure__:
-        found[".__closure__"] = {
-            f".{name}": _variable(cell)
-            for name, cell in zip(code.co_freevars, function.__closure__, strict=True)
-        }
+        cells = zip(code.co_freevars, function.__closure__, strict=True)
+        fields[".__closure__"] = {f".{name}": _variable(cell) for name, cell in cells}
     if function.__defaults__:
-        found[".__defaults__"] = fingerprint(function.__defaults__)
-    return found
+        fields[".__defaults__"] = fingerprint(function.__defaults__)
+    return fields
 
 
 def _code_values(code: types.CodeType) -> tuple[Any, ...]:

@@ -89,11 +89,11 @@ class History(Sequence[Epoch]):
     @property
     def metrics(self) -> dict[str, list[float]]:
         """Each metric of the validation, by name: one number per epoch that has it."""
-        found: dict[str, list[float]] = {}
+        series: dict[str, list[float]] = {}
         for epoch in self:
             for name, number in (epoch.metrics or {}).items():
-                found.setdefault(name, []).append(number)
-        return found
+                series.setdefault(name, []).append(number)
+        return series
 
     def to_list(self) -> list[dict[str, Any]]:
         """Return the epochs as plain data, ready for JSON."""

@@ -34,21 +34,19 @@ IGNORED = -100
 
 
 class Metric(Record):
-    """A number about outputs and targets: `start`, then `add` for each batch, then `result`.
+    """A number about outputs and targets: `add` for each batch, then `result`.
+
+    The state before the first batch is `None`.
 
     >>> import numpy
     >>> metric = metric_of("accuracy")
-    >>> state = metric.add(metric.start(), numpy.array([[0.0, 1.0]]), numpy.array([1]))
+    >>> state = metric.add(None, numpy.array([[0.0, 1.0]]), numpy.array([1]))
     >>> state = metric.add(state, numpy.array([[0.0, 1.0]]), numpy.array([0]))
     >>> metric.name, metric.result(state)
     ('accuracy', 0.5)
     """
 
     name: str
-
-    def start(self) -> Any:
-        """Return the state before the first batch."""
-        return None
 
     def add(self, state: Any, output: Array, target: Array) -> Any:
         """Return the state with one more batch; it may stay on the device."""
@@ -82,7 +80,7 @@ class _Accuracy(Metric):
     def _of_batch(self, output: Array, target: Array) -> list[Any]:
         output = _squeeze(output, target)
         wanted, found, counts = _classes(self.name, output, target, self.threshold)
-        return [_count(ops.logical_and(ops.equal(wanted, found), counts)), _count(counts)]
+        return [ops.sum(ops.logical_and(ops.equal(wanted, found), counts)), ops.sum(counts)]
 
 
 class _TopK(Metric):
@@ -92,11 +90,9 @@ class _TopK(Metric):
         _check_classes(self.name, output, target)
         wanted = ops.astype(target, "int32")
         _, best = ops.top_k(output, min(self.k, output.shape[-1]))
-        beside = ops.reshape(wanted, (*wanted.shape, 1))
-        hits = ops.logical_and(
-            ops.equal(ops.astype(best, "int32"), beside), _column(_known_of(output))
-        )
-        return [_count(hits), _count(ops.logical_not(ops.equal(wanted, IGNORED)))]
+        right = ops.equal(ops.astype(best, "int32"), _column(wanted))
+        hits = ops.logical_and(right, _column(_known_of(output)))
+        return [ops.sum(hits), ops.sum(ops.logical_not(ops.equal(wanted, IGNORED)))]
 
 
 class _AbsoluteError(Metric):
@@ -123,12 +119,13 @@ class _F1(Metric):
                 source="metrics",
             )
         classes = 2 if binary else int(output.shape[-1])
-        xp = primitives(output)
-        ids = xp.arange(classes, DTYPES["int32"], output)
-        there = ops.logical_and(_is_each(wanted, ids), _column(counts))
-        guessed = ops.logical_and(_is_each(found, ids), _column(counts))
-        both = ops.logical_and(there, guessed)
-        return [_count(each, 0) for each in (both, guessed, there)]
+        ids = primitives(output).arange(classes, DTYPES["int32"], output)
+        targets, predictions = (
+            ops.logical_and(ops.equal(_column(x), ids), _column(counts)) for x in (wanted, found)
+        )
+        hits = ops.logical_and(targets, predictions)
+        rows = (-1, classes)
+        return [ops.sum(ops.reshape(x, rows), 0) for x in (hits, predictions, targets)]
 
     def _number(self, *state: Any) -> float:
         right, found, there = (np.asarray(each, np.float64) for each in state)
@@ -340,7 +337,7 @@ def _top(k: Any) -> _TopK:
 
 
 def _of_one(metric: Metric, output: Array, target: Array) -> float:
-    return metric.result(metric.add(metric.start(), output, target))
+    return metric.result(metric.add(None, output, target))
 
 
 def _classes(
@@ -398,19 +395,8 @@ def _misfit(name: str, output: Array, target: Array, wanted: str) -> Configurati
     )
 
 
-def _count(condition: Array, axis: int | None = None) -> Array:
-    if axis is not None:
-        condition = ops.reshape(condition, (-1, condition.shape[-1]))
-    return ops.sum(condition, axis)
-
-
 def _column(x: Array) -> Array:
     return ops.reshape(x, (*x.shape, 1))
-
-
-def _is_each(found: Array, ids: Array) -> Array:
-    """Compare each id with each of `ids`, along a new last axis."""
-    return ops.equal(_column(found), ids)
 
 
 def _area(scores: np.ndarray[Any, Any], positive: np.ndarray[Any, Any]) -> float:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import to_numpy
@@ -54,6 +54,7 @@ from anydevice._train.checkpoint import (
     settings_of,
     write_checkpoint,
 )
+from anydevice._train.data_parallel import mesh_of, strategy_for
 from anydevice._train.failures import (
     TrainedBatch,
     check_loss,
@@ -72,7 +73,6 @@ from anydevice._train.randomness import (
 )
 from anydevice._train.step_config import CompiledSteps, StepConfig, copied
 from anydevice._train.stepper import stepper_for
-from anydevice._train.strategy import mesh_of, strategy_for
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 
 PathLike = str | os.PathLike[str]
@@ -94,13 +94,6 @@ _ARRAYS = ("parameters", "optimizer", "scale", "total", "own")
 
 _CLIP = "it is the largest norm of the gradients"
 _warned: set[str] = set()
-
-
-class _Unread(NamedTuple):
-    """A batch since the last reading, and its loss on the device."""
-
-    trained: TrainedBatch
-    loss: Any
 
 
 class TrainingOptions(Record):
@@ -221,7 +214,13 @@ class Training:
         frozen: frozenset[str] = frozenset()
         if isinstance(model, Model):
             self.device = line.device if line else training_device(NativeAdapter(model), device)
-            loss = _require_loss(loss)
+            if loss is None:
+                raise ConfigurationError(
+                    "loss is missing: give a function of (output, y), or a name such as "
+                    "'cross_entropy'",
+                    source="loss",
+                )
+            loss = loss_of(loss)
             inner = model.layer.alone
             layer, changed = fuse_loss(inner, loss)
             layer = layer if inner is model.layer else replace(model.layer, layer=layer)
@@ -276,12 +275,14 @@ class Training:
             seed_modules(layer.library, seed)
         self._stepper: Stepper | None = None
         self.epoch, self.position = 1, 0
-        self._waiting = 0
+        self.waiting = 0
+        """The number of batches with accumulated gradients that no step has used yet."""
         self.rate = 0.0
         self._first_rows = 0
         self._placed: Any = None
         self.form = module_batch if isinstance(layer, ModuleLayer) else pair_of
-        self._unread: list[_Unread] = []
+        self._unread: list[tuple[TrainedBatch, Any]] = []
+        """The batches since the last reading, with their losses on the device."""
         self._kept_bytes = 0
         self._last_reading = time.monotonic()
         self._scopes: dict[Any, Callable[[], AbstractContextManager[Any]]] = {}
@@ -340,7 +341,7 @@ class Training:
             value = self.advance(batch)
         except Exception as error:
             self.raise_for(error, batch)
-        if not self._waiting and self.is_due():
+        if not self.waiting and self.is_due():
             self.read()
         return value
 
@@ -392,11 +393,6 @@ class Training:
     def parameters(self) -> Tree:
         return self.stepper.parameters
 
-    @property
-    def waiting(self) -> int:
-        """The number of batches with accumulated gradients that no step has used yet."""
-        return self._waiting
-
     def model_with(self, parameters: Any) -> Any:
         """Return the model with these parameters."""
         layer, parameters = self.config.layer, self.strategy.whole(parameters)
@@ -410,27 +406,29 @@ class Training:
             self._random = {"epoch": host_state(self._data)} if may_shuffle(self._data) else {}
         elif "epoch" in self._random:
             set_host_state(self._random["epoch"], self._data)
+        return self.place_batches(self._data, "data", self.position)
+
+    def place_batches(self, data: Any, name: str, skip: int = 0) -> Iterator[Any]:
+        """Yield the batches of data in this epoch, on the device, without the first `skip`."""
+        strategy = self.strategy
         batches = placed_batches(
-            self._data,
+            data,
             self.seed,
             self.epoch,
             self.device,
-            skip=self.position,
+            skip=skip,
+            ahead=strategy.is_ahead,
+            name=name,
             form=self.form,
             skipped=self._after_skipping,
-            ahead=self.strategy.is_ahead,
-            place=self.strategy.place,
+            place=strategy.place,
         )
-        return self.strategy.together(batches, "data", self.epoch, self.position)
+        return strategy.together(batches, name, self.epoch, skip)
 
     def _after_skipping(self) -> None:
-        """Restore the host's random state after skipped batches, if steps draw from it too.
-
-        On an accelerator only the data does, because batches are placed ahead.
-        """
-        now = self._random.get("now")
-        if now is not None and self.device.kind == "cpu":
-            set_host_state(now, self._data)
+        # On an accelerator only the data draws from the host: batches are placed ahead.
+        if "now" in self._random and self.device.kind == "cpu":
+            set_host_state(self._random["now"], self._data)
 
     def advance(self, batch: Any) -> Any:
         """Train on a placed batch, without reading losses or explaining errors."""
@@ -442,7 +440,7 @@ class Training:
             if stepper.compiler.compiles and self.on_compile is not None:
                 self.on_compile(True)
             self._scopes[shape] = stepper.scope_of(batch)
-        if not self._waiting:
+        if not self.waiting:
             rates = self._rate_at
             self.rate = stepper.rate if rates is None else rate_of(rates, stepper.started + 1)
         with self._scopes[shape]():
@@ -450,28 +448,27 @@ class Training:
                 value = stepper.step(batch, self.rate)
             else:
                 rows = rows_of(batch)
-                self._first_rows = self._first_rows if self._waiting else rows
+                self._first_rows = self._first_rows if self.waiting else rows
                 value = stepper.add(batch, rows / self._first_rows)
         if is_new:
             check_loss(self.config, value)
             if self.on_compile is not None:
                 self.on_compile(False)
         self.position += 1
-        self._waiting = (self._waiting + 1) % accumulate
+        self.waiting = (self.waiting + 1) % accumulate
         step = stepper.started + (accumulate > 1)  # with accumulation, the step is yet to come
-        self._unread.append(_Unread(TrainedBatch(batch, stepper.batches, step), value))
+        self._unread.append((TrainedBatch(batch, stepper.batches, step), value))
         self._kept_bytes += sum([getattr(each, "nbytes", 0) for each in leaves(batch)])
-        if accumulate > 1 and not self._waiting:
+        if accumulate > 1 and not self.waiting:
             stepper.move(self.rate)
         return value
 
     def raise_for(self, error: Exception, batch: Any) -> NoReturn:
         """Raise an error of this batch, or a better explanation of it."""
-        if isinstance(error, ConfigurationError) and error.source == "schedule":
+        of_schedule = isinstance(error, ConfigurationError) and error.source == "schedule"
+        if of_schedule or names_batch(error):
             raise error
         where = batch_name("data", self.epoch, self.position + 1)
-        if names_batch(error):
-            raise error
         instead = explain_error(error, self.stepper, batch, where)
         if instead is error:
             raise error
@@ -479,19 +476,19 @@ class Training:
 
     def finish(self) -> bool:
         """Take the step of accumulated batches; return whether there were any."""
-        if not self._waiting:
+        if not self.waiting:
             return False
-        self._waiting = 0
+        self.waiting = 0
         self.stepper.move(self.rate)
         return True
 
     def undo(self) -> None:
         """Forget the accumulated batches, as if they were still to come."""
-        if self._waiting:
-            del self._unread[-self._waiting :]
-            self.position -= self._waiting
-            self.stepper.batches -= self._waiting
-            self._waiting = 0
+        if self.waiting:
+            del self._unread[-self.waiting :]
+            self.position -= self.waiting
+            self.stepper.batches -= self.waiting
+            self.waiting = 0
             self.stepper.drop()
 
     def is_due(self) -> bool:
@@ -510,32 +507,31 @@ class Training:
         self._last_reading = time.monotonic()
         if not unread:
             return []
-        values = [each.loss for each in unread]
+        batches, values = zip(*unread, strict=True)
         if self.device.kind == "cpu":  # reading one by one is faster there
-            losses = [float(value) for value in map(self.stepper.engine.to_host, values)]
+            losses = map(self.stepper.engine.to_host, values)
         else:
-            losses = [float(value) for value in to_numpy(values)]
+            losses = to_numpy(list(values))
+        results = [(float(x), rows_of(b.batch)) for x, b in zip(losses, batches, strict=True)]
         if self.stepper.failed:
-            raise self._failure([each.trained for each in unread])
-        return [
-            (loss, rows_of(each.trained.batch)) for loss, each in zip(losses, unread, strict=True)
-        ]
+            raise self._failure(list(batches))
+        return results
 
     def last_loss(self) -> float | None:
         """Return the loss of the last unread batch; wait for it."""
-        return float(to_numpy(self._unread[-1].loss)) if self._unread else None
+        return float(to_numpy(self._unread[-1][1])) if self._unread else None
 
     def settings(self, validation: Any = None) -> dict[str, Any]:
         """Return the settings that resuming requires, as JSON."""
-        found = settings_of(self.config, self.seed, self._schedule, self._data, validation)
+        settings = settings_of(self.config, self.seed, self._schedule, self._data, validation)
         if self._own_optimizer is None:
             part("torch", "step").check_all_held(self.config.layer, self._optimizer)
-            found["optimizer"] = {"kind": type(self._optimizer).__name__}
+            settings["optimizer"] = {"kind": type(self._optimizer).__name__}
             if self._schedule is not None and self._rate_at is None:
-                found["schedule"] = {"kind": type(self._schedule).__name__}
+                settings["schedule"] = {"kind": type(self._schedule).__name__}
         if isinstance(self._given, Model):
-            found["frozen"] = sorted(self._given.frozen) or None
-        return found
+            settings["frozen"] = sorted(self._given.frozen) or None
+        return settings
 
     def write(
         self, path: Path, loop: LoopState, settings: Mapping[str, Any], best: Tree = None
@@ -545,11 +541,11 @@ class Training:
         random = dict(self._random) if self.position else {}
         if isinstance(self.config.layer, ModuleLayer) or may_shuffle(self._data):
             random |= {"now": host_state(self._data), "device": device_state(self.device)}
-        how = self.config.optimize
         state, saved = self.stepper.state, self.strategy.saved
-        parts = {name: saved(getattr(state, name)) for name in _ARRAYS}
-        state, best = replace(state, **parts), saved(best)
-        checkpoint = Checkpoint(state, loop, how, best, random, self._first_rows)
+        state = replace(state, **{name: saved(getattr(state, name)) for name in _ARRAYS})
+        checkpoint = Checkpoint(
+            state, loop, self.config.optimize, saved(best), random, self._first_rows
+        )
         if self.strategy.leads:
             write_checkpoint(path, checkpoint, settings)
         self.strategy.wait()
@@ -563,7 +559,7 @@ class Training:
         optimize: str | None = None,
     ) -> Checkpoint:
         """Continue from a checkpoint and return it; `optimize` overrides how it was compiled."""
-        found = read_checkpoint(
+        checkpoint = read_checkpoint(
             path,
             settings,
             self._like,
@@ -572,13 +568,13 @@ class Training:
             patient=patient,
             trained=self.config.trained,
         )
-        self.config = replace(self.config, optimize=optimize or found.optimize)
+        self.config = replace(self.config, optimize=optimize or checkpoint.optimize)
         try:
             with translating_oom(self.device):
-                self._stepper = self._stepper_for(found.step)
-            if "now" in found.random:
-                set_host_state(found.random["now"], self._data)
-                set_device_state(self.device, found.random["device"])
+                self._stepper = self._stepper_for(checkpoint.step)
+            if "now" in checkpoint.random:
+                set_host_state(checkpoint.random["now"], self._data)
+                set_device_state(self.device, checkpoint.random["device"])
         except AnyDeviceError:
             raise
         except Exception as error:  # libraries raise their own for states that do not fit
@@ -586,13 +582,13 @@ class Training:
                 f"{path} does not fit this model, optimizer and schedule "
                 f"({shortened(str(error), 200)}); use those that it was saved with, or another path"
             ) from error
-        loop = found.loop
+        loop = checkpoint.loop
         self.epoch, self.position, self.rate = loop.epoch, loop.position, loop.rate
-        self._waiting = self.position % self.config.accumulate if found.step.added else 0
-        self._first_rows = found.rows
-        self._random, self._unread, self._kept_bytes = found.random, [], 0
-        best = None if found.best is None else self.strategy.parameters(found.best)
-        return replace(found, best=best)
+        self.waiting = self.position % self.config.accumulate if checkpoint.step.added else 0
+        self._first_rows = checkpoint.rows
+        self._random, self._unread, self._kept_bytes = checkpoint.random, [], 0
+        best = None if checkpoint.best is None else self.strategy.parameters(checkpoint.best)
+        return replace(checkpoint, best=best)
 
     def end_epoch(self) -> None:
         """Go on to the next epoch."""
@@ -601,16 +597,13 @@ class Training:
         self.position = 0
 
     def _failure(self, batches: list[TrainedBatch]) -> Exception:
-        stepper = self.stepper
+        stepper, readable = self.stepper, self.strategy.readable
         since, name = stepper.failed_since, stepper.engine.name
         own = [batch for batch in batches if batch.step == since] or batches
-        readable = self.strategy.readable
-        own = [each._replace(batch=readable(each.batch)) for each in own]
+        own = [batch._replace(batch=readable(batch.batch)) for batch in own]
         parameters = readable(stepper.parameters)
         wrong = wrong_target(self.config, parameters, own)
-        if wrong is not None:
-            return wrong
-        return failure(self.config, name, parameters, own, since, self.seed)
+        return wrong or failure(self.config, name, parameters, own, since, self.seed)
 
     def _rates(self, own: Optimizer | None) -> Callable[[int], float] | None:
         """Return the rate of each step; `None` if the optimizer or its schedule sets it."""
@@ -691,18 +684,8 @@ def _check_library(layer: Any, optimizer: Any) -> None:
     )
 
 
-def _require_loss(loss: Any) -> Any:
-    if loss is None:
-        raise ConfigurationError(
-            "loss is missing: give a function of (output, y), or a name such as 'cross_entropy'",
-            source="loss",
-        )
-    return loss_of(loss)
-
-
 def _shapes(batch: Any) -> Any:
-    if type(batch) is tuple:
-        return tuple([getattr(each, "shape", None) for each in batch])
-    if type(batch) is dict:
-        return tuple([getattr(each, "shape", None) for each in batch.values()])
+    parts = batch.values() if type(batch) is dict else batch
+    if type(batch) in (tuple, dict):
+        return tuple([getattr(part, "shape", None) for part in parts])
     return getattr(batch, "shape", None)
