@@ -21,6 +21,7 @@ from anydevice._core.device import Device
 from anydevice._train import stepper as stepping
 from anydevice._train import training
 from anydevice._train.progress import TrainingProgress
+from tests.train.conftest import on_step
 
 X = np.random.default_rng(0).normal(size=(24, 2)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int32)
@@ -117,13 +118,12 @@ def test_a_loader_that_fails_by_itself_raises(here: Device) -> None:
 
 
 def test_an_error_in_a_callback_is_raised_after_ctrl_c_too(here: Device) -> None:
-    class Fails(nn.Callback):
-        def step(self, event: nn.TrainingEvent) -> None:
-            interrupt()
-            raise LookupError("of its own")
+    def fail(event: nn.TrainingEvent) -> None:
+        interrupt()
+        raise LookupError("of its own")
 
     with pytest.raises(LookupError, match="of its own"):
-        trained(here, callbacks=[Fails()])
+        trained(here, callbacks=[on_step(fail)])
 
 
 def test_a_compiler_that_ctrl_c_ends_is_no_reason_for_a_warning(

@@ -403,19 +403,19 @@ class _Direct:
                 free += _align(each.nbytes)
         return addresses
 
-    def _is_readable(self, kept: KeptArray) -> bool:
+    def _is_readable(self, array: KeptArray) -> bool:
         """Whether an array is pinned, after trying to; small ones go through a buffer."""
-        if kept.file is not None:
+        if array.file is not None:
             return False
-        if _is_small(kept):
+        if _is_small(array):
             return True
-        start, end = self._spans[bisect_right(self._spans, (kept.start, sys.maxsize)) - 1]
+        start, end = self._spans[bisect_right(self._spans, (array.start, sys.maxsize)) - 1]
         if start in self._pinned or start in self._refused:
             return start in self._pinned
         if self._driver.pin(start, end - start):
             self._pinned[start] = self._parts  # which keep the memory
             return True
-        if self._driver.is_pinned(kept.start, kept.nbytes):  # by other code, which unpins it
+        if self._driver.is_pinned(array.start, array.nbytes):  # by other code, which unpins it
             return True
         self._refused.add(start)
         return False
@@ -442,8 +442,8 @@ def _spans(parts: Parts) -> list[tuple[int, int]]:
     return spans
 
 
-def _is_small(kept: KeptArray) -> bool:
-    return kept.nbytes < WORTH_STAGING
+def _is_small(array: KeptArray) -> bool:
+    return array.nbytes < WORTH_STAGING
 
 
 def _unpin(driver: CudaDriver, pinned: dict[int, Any], buffers: list[int]) -> None:

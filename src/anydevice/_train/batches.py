@@ -111,8 +111,8 @@ class Batches:
         Raises `ConfigurationError` if one of the two would be empty.
         """
         count = len(self.x)
-        held = round(count * share) if is_number(share) and 0 < share < 1 else 0
-        if not 0 < held < count:
+        held_out = round(count * share) if is_number(share) and 0 < share < 1 else 0
+        if not 0 < held_out < count:
             raise ConfigurationError(
                 f"a share of {share!r} of {count} examples leaves none on one of the two sides; "
                 "it is a number between 0 and 1, such as 0.2",
@@ -120,8 +120,8 @@ class Batches:
             )
         # Epochs count from 1, so the order of epoch 0 is free.
         order = self._order(seed, 0)
-        rest, out = np.sort(order[:-held]), np.sort(order[-held:])
-        size = min(self.size, count - held) if self.whole_only else self.size
+        rest, out = np.sort(order[:-held_out]), np.sort(order[-held_out:])
+        size = min(self.size, count - held_out) if self.whole_only else self.size
         options = {"shuffle": self.shuffle, "whole_only": self.whole_only}
         first = Batches(self.x[rest], self.y[rest], size, **options)
         return first, Batches(self.x[out], self.y[out], self.size, shuffle=False)

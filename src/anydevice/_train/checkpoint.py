@@ -299,12 +299,10 @@ def _state_like(optimizer: Optimizer, parameters: Any, trained: Sequence[bool] |
         return None
 
 
-def _is_scale(found: Any) -> bool:
-    return (
-        isinstance(found, dict)
-        and found.keys() == {"scale", "good_steps"}
-        and all(tuple(getattr(each, "shape", (0,))) == () for each in found.values())
-    )
+def _is_scale(scale: Any) -> bool:
+    if not isinstance(scale, dict) or scale.keys() != {"scale", "good_steps"}:
+        return False
+    return all(tuple(getattr(number, "shape", (0,))) == () for number in scale.values())
 
 
 def _first_difference(
@@ -316,9 +314,9 @@ def _first_difference(
             continue
         compare = _data_difference if name in ("data", _VALIDATION) else setting_difference
         before = saved.get(name) if name == _FROZEN else saved[name]  # missing in early files
-        difference = compare(before, value, name)
-        if difference is not None:
-            return difference
+        text = compare(before, value, name)
+        if text is not None:
+            return text
     return None
 
 
@@ -330,12 +328,12 @@ def _data_difference(before: Any, now: Any, where: str) -> str | None:
         return f"its {where} is there only {'now' if before is None else 'then'}"
     both = [name for name in before if name in now and name != _CONTENT]
     then, today = ({f".{name}": each[name] for name in both} for each in (before, now))
-    found = setting_difference(then, today, where)
+    text = setting_difference(then, today, where)
     # Early files, and data that cannot be read ahead, have no content hash.
     contents = {each[_CONTENT] for each in (before, now) if _CONTENT in each}
-    if found is None and len(contents) > 1:
+    if text is None and len(contents) > 1:
         return f"its {where} held other numbers than now"
-    return found
+    return text
 
 
 def fingerprint(value: Any) -> Any:
@@ -394,16 +392,16 @@ def setting_difference(before: Any, now: Any, where: str) -> str | None:
         if len(before) != len(now):
             return f"its {where} had {len(before)} parts, and now it has {len(now)}"
         pairs = enumerate(zip(before, now, strict=True))
-        found = (setting_difference(a, b, f"{where}[{at}]") for at, (a, b) in pairs)
-        return next((each for each in found if each is not None), None)
+        texts = (setting_difference(a, b, f"{where}[{at}]") for at, (a, b) in pairs)
+        return next(filter(None, texts), None)
     if before == now or repr(before) == repr(now):  # NaN is the same setting as NaN
         return None
     return f"its {where} was {_short(before)}, and now it is {_short(now)}"
 
 
-def _shape(found: dict[str, Any]) -> Any:
+def _shape(fields: dict[str, Any]) -> Any:
     """Return the parts that two fingerprints must share to be compared part by part."""
-    return found.get("kind"), *(each in found for each in ("function", "partial", "method"))
+    return fields.get("kind"), *(name in fields for name in ("function", "partial", "method"))
 
 
 def _part_difference(before: dict[str, Any], now: dict[str, Any], where: str) -> str | None:
@@ -419,9 +417,9 @@ def _part_difference(before: dict[str, Any], now: dict[str, Any], where: str) ->
         if not both:
             return f"its {inside} is there only {'now' if name in now else 'then'}"
         then = _public_name(before[name]) if name == "function" else before[name]
-        found = setting_difference(then, now[name], inside)
-        if found is not None:
-            return found
+        text = setting_difference(then, now[name], inside)
+        if text is not None:
+            return text
     return None
 
 

@@ -217,7 +217,7 @@ class MeshStrategy(Strategy):
             raise other_batches()
 
     def _tell_rows(self, rows: int) -> Callable[[], Any]:
-        answer = self._jax.of_processes([rows, int(self.asked)], self._mesh)
+        answer = self._jax.of_processes([rows, int(self.stop_requested)], self._mesh)
         return lambda: answer
 
     def parameters(self, tree: Tree) -> Tree:
@@ -292,7 +292,7 @@ class ProcessStrategy(Strategy):
         self._group.wait()
 
     def _tell_rows(self, rows: int) -> Callable[[], Any]:
-        return self._group.of_processes([rows, int(self.asked)], self.device)
+        return self._group.of_processes([rows, int(self.stop_requested)], self.device)
 
     def parameters(self, tree: Tree) -> Tree:
         placed = copied(super().parameters(tree))
@@ -322,15 +322,15 @@ class ProcessStrategy(Strategy):
     def gradients(self, differentiate: Function, loss: Function) -> Function:
         function = differentiate(loss)
 
-        def summed(trained: Tree, held: Tree, batch: Any, *rest: Any) -> LossAndGradients:
-            self._check_first(batch, lambda: loss(trained, held, batch, *rest)[0])
+        def summed(trained: Tree, fixed: Tree, batch: Any, *rest: Any) -> LossAndGradients:
+            self._check_first(batch, lambda: loss(trained, fixed, batch, *rest)[0])
             own, rows, share = self._own(batch)
             with self._part(rows, share) as weight:
-                (value, state), gradients = function(trained, held, own, *rest, rows)
+                (value, state), gradients = function(trained, fixed, own, *rest, rows)
             sums = self._sum([self._own_value(value), *leaves(gradients)], weight)
             if sums is None:  # the loss is no mean over rows: repeat with the rows of all processes
                 self._number -= 1
-                return summed(trained, held, batch, *rest)
+                return summed(trained, fixed, batch, *rest)
             return (sums[0], state), refilled(gradients, sums[1:])
 
         return summed
@@ -474,7 +474,7 @@ class RingStrategy(ProcessStrategy):
         self.late, self.reads_within = 0, False
 
     def _tell_rows(self, rows: int) -> Callable[[], Any]:
-        answer = self._ring.of_processes([rows, int(self.asked)])
+        answer = self._ring.of_processes([rows, int(self.stop_requested)])
         return lambda: answer
 
     def parameters(self, tree: Tree) -> Tree:
@@ -484,9 +484,9 @@ class RingStrategy(ProcessStrategy):
     def gradients(self, differentiate: Function, loss: Function) -> Function:
         function = differentiate(loss)
 
-        def summed(trained: Tree, held: Tree, batch: Any, *rest: Any) -> LossAndGradients:
+        def summed(trained: Tree, fixed: Tree, batch: Any, *rest: Any) -> LossAndGradients:
             own, rows, share = self._own(batch)
-            (value, state), gradients = function(trained, held, own, *rest, rows)
+            (value, state), gradients = function(trained, fixed, own, *rest, rows)
             value, *sums = self._ring.sum([value, *leaves(gradients)], share)
             return (value, state), refilled(gradients, sums)
 
@@ -550,7 +550,7 @@ class ShardStrategy(ProcessStrategy):
         is_trained = trained or [True] * len(every)
         pairs = list(zip(every, is_trained, strict=True))
         self._layouts["trained"] = self._layouts["total"] = [each for each, own in pairs if own]
-        self._layouts["held"] = [each for each, own in pairs if not own]
+        self._layouts["fixed"] = [each for each, own in pairs if not own]
         scale = state.scale
         parts["scale"] = None if scale is None else to_device(scale, self.device, convert=True)
         return replace(state, **parts)
@@ -572,27 +572,27 @@ class ShardStrategy(ProcessStrategy):
 
     def gradients(self, differentiate: Function, loss: Function) -> Function:
         def own_loss(
-            trained: Tree, held: Tree, batch: Any, seed: Any, number: Any, scale: Any, rows: Any,
+            trained: Tree, fixed: Tree, batch: Any, seed: Any, number: Any, scale: Any, rows: Any,
             share: float,
         ) -> tuple[Any, list[Any]]:  # fmt: skip
-            whole = self._gather_trees(trained, held)
+            whole = self._gather_trees(trained, fixed)
             value, state = loss(*whole, batch, seed, number, scale, rows)
             return value * share, state
 
         own_gradients = differentiate(own_loss)
 
-        def summed(trained: Tree, held: Tree, batch: Any, *rest: Any) -> LossAndGradients:
+        def summed(trained: Tree, fixed: Tree, batch: Any, *rest: Any) -> LossAndGradients:
             def whole() -> Any:
-                return loss(*self._gather_trees(trained, held), batch, *rest)[0]
+                return loss(*self._gather_trees(trained, fixed), batch, *rest)[0]
 
             self._check_first(batch, whole)
             own, rows, share = self._own(batch)
             with self._part(rows, share) as weight:
-                (value, state), gradients = own_gradients(trained, held, own, *rest, rows, weight)
+                (value, state), gradients = own_gradients(trained, fixed, own, *rest, rows, weight)
             value = self._own_value(value if weight else value.new_zeros(()))
             sums = self._sum([value], 1.0)
             if sums is None:  # the loss is no mean over rows: repeat with the rows of all processes
-                return summed(trained, held, batch, *rest)
+                return summed(trained, fixed, batch, *rest)
             return (sums[0], state), gradients
 
         return summed
@@ -607,13 +607,13 @@ class ShardStrategy(ProcessStrategy):
         parts, norm = self._torch.clip_parts(leaves(gradients), counts, limit, self._mesh)
         return refilled(gradients, parts), norm
 
-    def _gather_trees(self, trained: Tree, held: Tree) -> tuple[Tree, Tree]:
+    def _gather_trees(self, trained: Tree, fixed: Tree) -> tuple[Tree, Tree]:
         def gathered(tree: Tree, layouts: Sequence[Layout]) -> Tree:
             pairs = zip(leaves(tree), layouts, strict=True)
             return None if tree is None else refilled(tree, [at.gathered(x) for x, at in pairs])
 
         layouts = self._layouts
-        return gathered(trained, layouts["trained"]), gathered(held, layouts["held"])
+        return gathered(trained, layouts["trained"]), gathered(fixed, layouts["fixed"])
 
     def _shard(self, x: Any) -> Any:
         if not self._torch.is_cut(x):

@@ -377,10 +377,10 @@ def _named_slices(data: Mapping[Any, Any], size: int, y: Any = None) -> Iterator
     lengths = {key: len(part) for key, part in parts.items() if getattr(part, "shape", ())}
     counts = lengths if target is None else {**lengths, "y": len(target)}
     if not lengths or len(set(counts.values())) > 1:
-        said = ", ".join(f"{count} in {key!r}" for key, count in counts.items())
+        counted = ", ".join(f"{count} in {key!r}" for key, count in counts.items())
         raise ConfigurationError(
             "data is a dict, and must hold arrays with as many examples each; there are "
-            f"{said or 'no arrays in it'}",
+            f"{counted or 'no arrays in it'}",
             source="data",
         )
     for start in range(0, next(iter(lengths.values())), size):

@@ -140,8 +140,8 @@ class PipelineStrategy(Strategy):
                 code="no_collectives",
             ).error()
         super().__init__(self.devices[0])
-        held = sum(place.held == "cpu" for place in places)
-        more = f", {held} of {len(places)} layers in host memory" if held else ""
+        offloaded = sum(place.held == "cpu" for place in places)
+        more = f", {offloaded} of {len(places)} layers in host memory" if offloaded else ""
         count = f"{len(self.devices)} devices" if len(self.devices) > 1 else str(self.devices[0])
         self.text = f"{count}{more}, pipeline: {why}"
         self.reads_to = Device("cpu", engine="numpy")
@@ -293,16 +293,16 @@ class PipelineStepper(FunctionStepper):
         count = self._strategy.microbatches
         if count == 1:
             return self._loss(trained, *rest)
-        held, batch, seed, number, scale = rest
+        fixed, batch, seed, number, scale = rest
         value: Any = None
         for rows, share, microbatch in parts_of(batch, count):
-            own, _ = self._loss(trained, held, microbatch, seed, number, scale, rows)
+            own, _ = self._loss(trained, fixed, microbatch, seed, number, scale, rows)
             own = ops.multiply(own, share)
             value = own if value is None else ops.add(value, own)
         return value, []
 
     def add(self, batch: Any, weight: float = 1.0) -> Array:
-        given = self._held, batch, self._seed, self.batches + 1, None
+        given = self._fixed, batch, self._seed, self.batches + 1, None
         if self._strategy.compares():
             whole = float(self.engine.to_host(self._loss(self._trained, *given)[0]))
             parts = float(self.engine.to_host(self._batch_loss(self._trained, *given)[0]))

@@ -75,8 +75,8 @@ def stepper_for(strategy: Strategy, config: StepConfig, state: StepState, seed: 
 class FunctionStepper(Stepper):
     """Takes steps for a loss that is a function of parameters.
 
-    Parameters are in two trees: `trained`, which gradients change, and `held`. A layer may change
-    some held ones itself, such as the statistics of a `BatchNorm`: its state.
+    Parameters are in two trees: `trained`, which gradients change, and `fixed`, which they do not.
+    A layer may change some of these itself, such as the statistics of a `BatchNorm`: its state.
     """
 
     config: StepConfig
@@ -96,15 +96,15 @@ class FunctionStepper(Stepper):
         state = strategy.state(state, config.trained)
         self.config = strategy.config(config)
         self._autodiff = autodiff
-        self._trained, self._held = state.parameters, None
+        self._trained, self._fixed = state.parameters, None
         self._is_state: list[bool] = []
-        self._held_names: list[str] = []
+        self._fixed_names: list[str] = []
         if config.trained is not None and not all(config.trained):
-            self._trained, self._held = partition(state.parameters, config.trained)
+            self._trained, self._fixed = partition(state.parameters, config.trained)
             of_all = state_leaves(config.layer, state.parameters)
             pairs = zip(of_all, config.trained, strict=True)
             self._is_state = [is_state for is_state, own in pairs if not own]
-            self._held_names = leaf_names(self._held)
+            self._fixed_names = leaf_names(self._fixed)
         self._optimizer_state = state.optimizer
         self._scale = state.scale
         self.started = state.started
@@ -137,7 +137,7 @@ class FunctionStepper(Stepper):
 
     @property
     def parameters(self) -> Tree:
-        own = self._trained if self._held is None else combined(self._trained, self._held)
+        own = self._trained if self._fixed is None else combined(self._trained, self._fixed)
         return self._strategy.joined(own, "parameters")
 
     @property
@@ -210,7 +210,7 @@ class FunctionStepper(Stepper):
     def _loss(
         self,
         trained: Tree,
-        held: Tree,
+        fixed: Tree,
         batch: Any,
         seed: Array | int,
         number: Array | int,
@@ -218,7 +218,7 @@ class FunctionStepper(Stepper):
         rows: tuple[int, int, int] | None = None,
     ) -> tuple[Array, list[Array]]:
         """Return the scaled loss of a batch, and the new state of the layers."""
-        parameters = trained if held is None else combined(trained, held)
+        parameters = trained if fixed is None else combined(trained, fixed)
         updates: dict[tuple[str, str], Array] = {}
         run = Run(True, seed, number, updates=updates, frozen=self.config.frozen, rows=rows)
         value = self.config.value(parameters, batch, run)
@@ -226,18 +226,18 @@ class FunctionStepper(Stepper):
             value = ops.multiply(value, scale)
         # Layers that did not run keep their state.
         named = {f"{path}.{name}": x for (path, name), x in updates.items()}
-        parts = zip(self._held_names, leaves(held), self._is_state, strict=True)
+        parts = zip(self._fixed_names, leaves(fixed), self._is_state, strict=True)
         return value, [named.get(name, leaf) for name, leaf, is_state in parts if is_state]
 
     def _keep_state(self, state: list[Array]) -> None:
         if state:
             new = iter(state)
-            pairs = zip(leaves(self._held), self._is_state, strict=True)
-            held = [next(new) if is_state else leaf for leaf, is_state in pairs]
-            self._held = refilled(self._held, held)
+            pairs = zip(leaves(self._fixed), self._is_state, strict=True)
+            fixed = [next(new) if is_state else leaf for leaf, is_state in pairs]
+            self._fixed = refilled(self._fixed, fixed)
 
-    def _state(self, held: Tree) -> list[Array]:
-        pairs = zip(leaves(held), self._is_state, strict=True)
+    def _state(self, fixed: Tree) -> list[Array]:
+        pairs = zip(leaves(fixed), self._is_state, strict=True)
         return [leaf for leaf, is_state in pairs if is_state]
 
     def _failure(self, value: Array, scale: ScaleState | None) -> Array:
@@ -294,14 +294,14 @@ class SplitStepper(FunctionStepper):
         number = self._xp.full((), self.batches + 1, _INT32, self._like)
         factor = None if self._scale is None else self._scale["scale"]
         (value, state), gradients = self._loss_and_gradients(
-            self._trained, self._held, batch, self._seed, number, factor
+            self._trained, self._fixed, batch, self._seed, number, factor
         )
         if factor is not None:
             value = ops.divide(value, factor)
         self._failed = self._xp.maximum(self._failed, self._failure(value, self._scale))
         if state:
             good = ops.less(self._failed, 1.0)
-            self._keep_state(_select(good, state, self._state(self._held)))
+            self._keep_state(_select(good, state, self._state(self._fixed)))
         self._add_up(gradients, weight)
         return value
 
@@ -374,7 +374,7 @@ class HostStepper(SplitStepper):
     def add(self, batch: Any, weight: float = 1.0) -> Array:
         number = self._xp.full((), self.batches + 1, _INT32, self._like)
         (value, state), gradients = self._loss_and_gradients(
-            self._trained, self._held, batch, self._seed, number, None
+            self._trained, self._fixed, batch, self._seed, number, None
         )
         self._is_failing = self._is_failing or not math.isfinite(value)
         if not self._is_failing:
@@ -442,7 +442,7 @@ class FusedStepper(FunctionStepper):
     def step(self, batch: Any, rate: float) -> Array:
         self._check_batch(batch)
         self._carry, state, value = self._whole(
-            self._carry, self._held, batch, self._seed, self._rate(rate)
+            self._carry, self._fixed, batch, self._seed, self._rate(rate)
         )
         self._keep_state(state)
         self.batches += 1
@@ -453,8 +453,8 @@ class FusedStepper(FunctionStepper):
         self._check_batch(batch)
         gradients = self._first if self._total is None else self._more
         factor = None if weight == 1.0 else self._number(weight, np.float32)
-        fixed = self._trained, self._scale, self._held, batch, self._seed, factor
-        self._total, self._counts, state, value = gradients(self._total, self._counts, *fixed)
+        given = self._trained, self._scale, self._fixed, batch, self._seed, factor
+        self._total, self._counts, state, value = gradients(self._total, self._counts, *given)
         self._keep_state(state)
         self.batches += 1
         self._added += weight
@@ -480,7 +480,7 @@ class FusedStepper(FunctionStepper):
         number = self._number(self.batches + 1, np.int32)
 
         def loss(part: Any, rows: Any) -> Array:
-            given = self._trained, self._held, part, self._seed, number, None
+            given = self._trained, self._fixed, part, self._seed, number, None
             return self._loss(*given, rows)[0]
 
         self._strategy.check_batch(batch, loss)
@@ -515,27 +515,27 @@ class FusedStepper(FunctionStepper):
     def _carry(self, carry: _Carry) -> None:
         self._trained, self._optimizer_state, self._counts, self._scale = carry
 
-    def _whole_step(self, carry: _Carry, held: Tree, batch: Any, seed: Array, rate: Array) -> Any:
+    def _whole_step(self, carry: _Carry, fixed: Tree, batch: Any, seed: Array, rate: Array) -> Any:
         trained, state, counts, scale = carry
         total, counts, own, value = self._gradients(
-            None, counts, trained, scale, held, batch, seed, None
+            None, counts, trained, scale, fixed, batch, seed, None
         )
         return self._update((trained, state, counts, scale), total, rate, 1.0), own, value
 
     def _gradients(
-        self, total: Tree, counts: Any, trained: Tree, scale: Any, held: Tree, batch: Any,
+        self, total: Tree, counts: Any, trained: Tree, scale: Any, fixed: Tree, batch: Any,
         seed: Array, weight: Array | None,
     ) -> Any:  # fmt: skip
         number = ops.add(counts["batches"], 1)
         factor = None if scale is None else scale["scale"]
         differentiate = partial(self._autodiff.value_and_grad, more=True)
         loss_and_gradients = self._strategy.gradients(differentiate, self._loss)
-        (value, state), gradients = loss_and_gradients(trained, held, batch, seed, number, factor)
+        (value, state), gradients = loss_and_gradients(trained, fixed, batch, seed, number, factor)
         if factor is not None:
             value = ops.divide(value, factor)
         failed = ops.maximum(counts["failed"], self._failure(value, scale))
         if state:
-            state = _select(ops.less(failed, 1.0), state, self._state(held))
+            state = _select(ops.less(failed, 1.0), state, self._state(fixed))
         if weight is not None:
 
             def weigh(x: Array) -> Array:

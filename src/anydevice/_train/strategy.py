@@ -61,7 +61,7 @@ class Strategy:
     is_ahead = True
     """Whether another thread can place batches ahead."""
 
-    asked = False
+    stop_requested = False
     late = 0
     """Batches of delay before the answers of other processes are read."""
 
@@ -178,11 +178,11 @@ class Strategy:
     def share(self, tensors: Sequence[Any]) -> None:
         """Give weights of PyTorch the same numbers in all processes."""
 
-    def is_asked(self, asked: bool) -> bool:
-        """Whether the training stops now, in all processes; `asked` is the request to this one."""
-        self.asked = asked  # the next batch tells the others
+    def should_stop(self, requested: bool) -> bool:
+        """Whether the training stops now, in all processes; Ctrl-C to this one is a request."""
+        self.stop_requested = requested  # the next batch tells the others
         self._read_answers(self.late)
-        return self._stops if self.is_several else asked
+        return self._stops if self.is_several else requested
 
     def together(
         self, batches: Generator[Any, None, None], name: str, epoch: int, skipped: int = 0

@@ -58,7 +58,7 @@ from anydevice._train.metrics import Metric, Specs, metrics_of
 from anydevice._train.pipeline import pipeline_reason
 from anydevice._train.progress import TrainingProgress
 from anydevice._train.step_config import copied, default_optimize
-from anydevice._train.training import PathLike, Training, TrainingOptions
+from anydevice._train.training import PathLike, Training
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 _VALIDATION = "validation"
@@ -247,21 +247,24 @@ def train(
     save_every = None if save_every is None else checks.integer("save_every", save_every, 1)
     if save_every is not None and save is None:
         raise ConfigurationError("save_every= needs save=", source="save_every")
-    common = TrainingOptions(
-        device if mesh is None else None,
-        devices if why else mesh,
-        strategy if why or mesh else "auto",
-        precision,
-        optimize,
-        accumulate,
-        clip,
-        schedule,
-        seed,
-    )
     leads = mesh is None or mesh.rank == 0
     with _saving(save, resume, leads) as target:
         source, length = _source(resume, target), length_of(data)
-        training = Training.with_options(model, optimizer, checked_data(data, epochs), loss, common)
+        training = Training(
+            model,
+            optimizer,
+            checked_data(data, epochs),
+            loss,
+            device=device if mesh is None else None,
+            devices=devices if why else mesh,
+            strategy=strategy if why or mesh else "auto",
+            precision=precision,
+            optimize=optimize,
+            accumulate=accumulate,
+            clip=clip,
+            schedule=schedule,
+            seed=seed,
+        )
         chosen, policy = training.device, training.config.policy
         if optimize is None and isinstance(model, Model):
             how = default_optimize(chosen, model, epochs, length)
@@ -382,7 +385,7 @@ def _build_model(layer: Layer, data: Any, seed: int, device: Any) -> Model:
 
 
 class TrainOptions(Record):
-    """The options of the training loop; options of its steps are in `TrainingOptions`."""
+    """The options of the training loop; a `Training` has those of its steps."""
 
     validation: Any
     epochs: int
@@ -434,7 +437,7 @@ class TrainLoop:
             if options.patience is not None and waited >= options.patience:
                 self._stop = f"no better for {waited} epochs"
                 break
-            if training.strategy.is_asked(interrupts.asked):  # before the first step
+            if training.strategy.should_stop(interrupts.requested):  # before the first step
                 self._stop = "Ctrl-C"
                 self._save()
                 break
@@ -458,7 +461,7 @@ class TrainLoop:
         self._progress.learned(count)
         self._read()
         self._end_epoch(epoch)
-        if self._training.strategy.is_asked(interrupts.asked):
+        if self._training.strategy.should_stop(interrupts.requested):
             self._stop = "Ctrl-C"
         return self._stop is not None
 
@@ -516,7 +519,7 @@ class TrainLoop:
             self._save()
         for callback in self._step_callbacks:  # after the save, so an error loses nothing
             callback.step(self._event(epoch, None))
-        if training.strategy.is_asked(interrupts.asked):
+        if training.strategy.should_stop(interrupts.requested):
             self._stop = "Ctrl-C"
         return self._stop is not None
 
@@ -595,7 +598,7 @@ class TrainLoop:
 
 def _is_interruption(error: Exception, interrupts: Interrupts) -> bool:
     """Whether Ctrl-C caused the error: a terminal sends it to compilers and loaders too."""
-    return interrupts.asked and not isinstance(error, AnyDeviceError)
+    return interrupts.requested and not isinstance(error, AnyDeviceError)
 
 
 class Validation:
@@ -690,15 +693,15 @@ class Validation:
 
 
 class Interrupts:
-    """While the block runs, the first Ctrl-C only asks to stop; the second one interrupts.
+    """While the block runs, the first Ctrl-C only requests a stop; the second one interrupts.
 
-    The first Ctrl-C sets `asked` and calls `acknowledge` at once, from the signal handler: it must
+    The first one sets `requested` and calls `acknowledge` from the signal handler, so it must
     neither wait nor write to a Python stream. Active only in the main thread, and only if no other
     handler is installed.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self.acknowledge: Callable[[], None] | None = None
         self._before: Any = None
         self._process = os.getpid()
@@ -712,9 +715,9 @@ class Interrupts:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a data worker, which ends with the training
             return
-        if self.asked:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
         if self.acknowledge is not None:
             self.acknowledge()
 

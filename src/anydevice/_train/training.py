@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import to_numpy
@@ -22,7 +22,7 @@ from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.files import remove_leftovers
 from anydevice._core.protocols import Stepper, StepState
-from anydevice._core.record import NOTHING, Record, replace
+from anydevice._core.record import NOTHING, replace
 from anydevice._core.text import shortened, warn
 from anydevice._core.trees import Tree, leaves, partition
 from anydevice._formats.model import checked_path
@@ -96,35 +96,6 @@ _CLIP = "it is the largest norm of the gradients"
 _warned: set[str] = set()
 
 
-class TrainingOptions(Record):
-    """The options that `nn.train` and `nn.Training` have in common."""
-
-    device: Device | str | None = None
-    devices: Mesh | Devices | None = None
-    strategy: str = "auto"
-    precision: str | None = None
-    optimize: str | None = None
-    accumulate: int = 1
-    clip: float | None = None
-    schedule: Any = None
-    seed: int | None = None
-
-    def checked(self) -> TrainingOptions:
-        """Return the options; raise `ConfigurationError` for invalid ones."""
-        if self.optimize is not None and self.optimize not in OPTIMIZATIONS:
-            raise ConfigurationError(
-                f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {self.optimize!r}",
-                source="optimize",
-            )
-        clip = self.clip
-        return replace(
-            self,
-            accumulate=checks.integer("accumulate", self.accumulate, 1),
-            clip=None if clip is None else checks.number("clip", clip, above=0, note=_CLIP),
-            seed=None if self.seed is None else checks.integer("seed", self.seed, 0),
-        )
-
-
 class Training:
     """Training in your own loop: it moves batches, computes gradients, clips, steps and saves.
 
@@ -179,28 +150,16 @@ class Training:
         schedule: Any = None,
         seed: int | None = None,
     ) -> None:
-        options = TrainingOptions(
-            device, devices, strategy, precision, optimize, accumulate, clip, schedule, seed
-        )
-        self._set_up(model, optimizer, loader, loss, options)
-
-    @classmethod
-    def with_options(
-        cls, model: Any, optimizer: Any, loader: Any, loss: Any, options: TrainingOptions
-    ) -> Self:
-        """Make a training from one value with all options."""
-        training = cls.__new__(cls)
-        training._set_up(model, optimizer, loader, loss, options)
-        return training
-
-    def _set_up(
-        self, model: Any, optimizer: Any, loader: Any, loss: Any, options: TrainingOptions
-    ) -> None:
+        if optimize is not None and optimize not in OPTIMIZATIONS:
+            raise ConfigurationError(
+                f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}",
+                source="optimize",
+            )
+        accumulate = checks.integer("accumulate", accumulate, 1)
+        clip = None if clip is None else checks.number("clip", clip, above=0, note=_CLIP)
+        seed = None if seed is None else checks.integer("seed", seed, 0)
         self._own_optimizer = own = optimizer_of(optimizer)
         """The optimizer of a step; `None` if it is one of PyTorch's."""
-        options = options.checked()
-        device, devices, strategy = options.device, options.devices, options.strategy
-        schedule, seed = options.schedule, options.seed
         model, why = pipelined(model, device, devices, strategy)
         if why is not None:
             device, devices, strategy = None, None, "auto"
@@ -240,7 +199,7 @@ class Training:
             trained = [not state for state in state_leaves(layer, parameters)]
         _check_library(layer, optimizer)
         self.strategy = line or strategy_for(mesh, strategy, self.device, parameters)
-        policy = policy_of(options.precision, self.device)
+        policy = policy_of(precision, self.device)
         self.strategy.check(layer, frozen, policy, own)
         has_stepper = isinstance(layer, ModuleLayer) and layer.has_stepper
         self.config = StepConfig(
@@ -248,9 +207,9 @@ class Training:
             loss,
             own if own is not None else SGD(),
             policy,
-            options.clip,
-            options.accumulate,
-            options.optimize or ("none" if has_stepper else "default"),
+            clip,
+            accumulate,
+            optimize or ("none" if has_stepper else "default"),
             None if has_stepper or all(trained) else tuple(trained),
             frozen,
         )
