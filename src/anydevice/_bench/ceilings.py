@@ -29,7 +29,7 @@ MAX_OVERRUN = 8
 """A workload that would take this many times the limit, judging by a smaller one, is skipped."""
 
 _WRITTEN_IN_PLACE = ("numpy", "torch", "cupy")
-"""Engines whose arrays `a[...] = b` writes in place: a copy that allocates nothing."""
+"""Engines with `a[...] = b` in place: a copy that allocates nothing."""
 
 TOO_FAST = 2.0
 """An op without arithmetic that exceeds the bandwidth by this factor returned a view."""
@@ -61,7 +61,7 @@ Make = Callable[[Runner], Callable[[], Any]]
 
 
 class Tried(Record):
-    """The trial of a device: the dtypes whose matmul is timed, and the sizes."""
+    """The trial of a device: the dtypes of matmul, and the sizes."""
 
     dtypes: tuple[str, ...]
     sizes: WorkloadSizes
@@ -78,7 +78,7 @@ class Workload(Record):
 
     @property
     def key(self) -> tuple[str, str | None]:
-        """The workload's identity among those of an engine."""
+        """The identity of the workload within an engine."""
         return self.name, self.dtype
 
 
@@ -106,8 +106,8 @@ def measure_ceilings(
 ) -> tuple[tuple[Ceiling, ...], tuple[str, ...]]:
     """Measure the ceilings of each device; return them, and a note for each that failed.
 
-    `dtypes` are those whose matmul is timed; `sizes` replaces the defaults. `rate_of` times a
-    workload of an engine; the default does so in this process.
+    Matmul is timed in each of `dtypes`; `sizes` replaces the defaults. `rate_of` times a workload
+    of an engine, by default in this process.
     """
     time_one = rate_of or time_workload
     tries = [
@@ -181,7 +181,7 @@ def time_workload(
                 engine.finish([each for each in results if engine.owns(each)])
 
             timing = time_calls(lambda _: call(), finish, limit=limit, max_calls=4)
-    except Exception as error:  # an engine fails in any way it likes
+    except Exception as error:  # an engine may raise any error
         return f"{type(error).__name__}: {error}"
     return load.work / timing.fastest  # other programs slow down the other samples
 
@@ -219,7 +219,7 @@ def _send(size: int, runner: Runner, back: bool = False) -> Callable[[], Any]:
 def ceiling_of(
     ceilings: Sequence[Ceiling], device: str, what: What, dtype: str | None = None
 ) -> Ceiling | None:
-    """Return the ceiling of a device, for "matmul" that of a dtype; `None` if unknown."""
+    """Return a ceiling of a device, for "matmul" in a dtype; `None` if unknown."""
     wanted = (device, what, dtype)
     return next((c for c in ceilings if (c.device, c.what, c.dtype) == wanted), None)
 
@@ -240,7 +240,7 @@ def judge(
 def without_views(
     measurements: Sequence[Measurement], ceilings: Sequence[Ceiling], written: Sequence[int]
 ) -> tuple[Measurement, ...]:
-    """Return the measurements, with `moved=0` for those that are too fast to have copied."""
+    """Return the measurements, with `moved=0` if an op was too fast to have copied."""
 
     def is_view(measurement: Measurement, results: int) -> bool:
         memory = memory_ceiling(measurement, ceilings, results)

@@ -155,7 +155,7 @@ def benchmark(
     finally:
         for part, home in homes:
             if home is not None:
-                to_device(part, home)  # only what is moved in place has to move
+                to_device(part, home)  # does nothing unless it was moved in place
     name = str(getattr(function, "__name__", None) or type(function).__name__)
     return Timings(name, _with_speed_ups(rows))
 

@@ -238,7 +238,7 @@ def _one(job: _Job, made: Call, runner: Runner, limit: float) -> tuple[Measureme
             timed = time_op(job.row, made, runner, limit=limit)
     except UnsupportedError as error:
         return Measurement(*where, "unsupported", str(error)), 0
-    except Exception as error:  # an engine fails in any way it likes: that is a result
+    except Exception as error:  # an engine may raise any error: it is a result
         return Measurement(*where, "failed", in_a_line(error, runner.place)), 0
     figures = timed.timing.figures
     measurement = Measurement(*where, moved=timed.moved, operations=timed.operations, **figures)

@@ -196,8 +196,8 @@ class Change(Record):
 class Comparison(Record):
     """The changes between two runs; true if they can be compared and nothing got worse.
 
-    `lost` are measurements of before that fail now. `alike` counts those that differ by no more
-    than the noise, `only_before` and `only_now` those of one run alone. `elsewhere` has a sentence
+    `lost` are measurements of before that fail now. `alike` counts changes within the noise,
+    `only_before` and `only_now` count measurements of one run alone. `elsewhere` has a sentence
     for each difference of machine or version. If the runs have nothing in common, `apart` says
     what each of them has.
     """

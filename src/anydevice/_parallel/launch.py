@@ -35,13 +35,13 @@ from anydevice._parallel.processes import TOGETHER
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 _GRACE = 0.3
-"""Seconds after a failure in which that of another process may prove to be the first one."""
+"""Seconds to wait after a failure: another process may have failed before."""
 
 _PATIENCE = 2.0
-"""Seconds from asking a process to end until it is killed."""
+"""Seconds from SIGTERM to SIGKILL."""
 
 _NO_READER = 128 + 13
-"""The exit code of a script whose output no process reads any more, as after `| head`."""
+"""The exit code of a script after `| head` has stopped reading: 128 plus SIGPIPE."""
 
 Variables = Callable[[int], dict[str, str]]
 """The environment variables of a process, given its rank."""
@@ -62,14 +62,12 @@ def launch(
 ) -> list[Any]:
     """Call a function in several processes of this machine, and return their results by rank.
 
-    Inside, `parallel.initialize()` joins them. They are forked, which takes a moment, while no
-    library has started threads that a fork would lose; else they are started anew, and a line on
-    the error stream says why. Then the function must be one of a module, and what it gets and
-    returns is pickled. `engine` is the library that they compute with: torch, jax or mlx; by
-    default `parallel.initialize()` chooses.
+    Inside, `parallel.initialize()` joins them. They are forked, which takes a moment, unless a
+    library has started threads that a fork would lose. Then they are started anew, a line on the
+    error stream says why, the function must be importable from its module, and arguments and
+    results are pickled. `engine` is torch, jax or mlx; by default `parallel.initialize()` chooses.
 
-    If one fails, the others are ended, and the error that is raised names its rank and ends with
-    its traceback.
+    If one fails, the others are ended, and the error names its rank and ends with its traceback.
     """
     checks.integer("processes", processes, 1)
     if not callable(function):
@@ -119,7 +117,7 @@ def _pickle(value: Any, problem: str, instead: str) -> Any:
 
 
 def unsafe_to_fork() -> str | None:
-    """Return why a fork of this process would be unsafe; `None` if it is safe.
+    """Return the reason why a fork of this process is unsafe; `None` if it is safe.
 
     >>> unsafe_to_fork() is None or isinstance(unsafe_to_fork(), str)
     True
@@ -209,7 +207,7 @@ def _collect(left: dict[int, tuple[Any, Connection]], ended: dict[int, _Ended]) 
 def run_script(
     command: Sequence[str], processes: int, restarts: int = 0, engine: str | None = None
 ) -> int:
-    """Run a command in several processes, and return the exit code: that of the first to fail.
+    """Run a command in several processes; return the exit code of the first one that fails.
 
     The others are ended then, and its rank and its traceback are written last. All are started anew
     after that, up to `restarts` times, unless Ctrl-C was the reason.
@@ -335,18 +333,18 @@ def _has_members(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _was_killed(code: int) -> bool:
-    """Whether another process ended it; one of JAX aborts itself once the first is gone."""
+    """Whether a signal ended the process, except SIGABRT: JAX aborts when the first has gone."""
     return code < 0 and code != -signal.SIGABRT
 
 
 def _end_text(code: int | None) -> str:
-    """Return how a process with this exit code ended, for a message."""
+    """Return an exit code, or the name of the signal, for a message."""
     return signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
 
 
 @contextmanager
 def _environment(engine: str | None, processes: int, restart: int = 0) -> Iterator[Variables]:
-    """Give the variables of each process: those of torchrun, and of the engine.
+    """Yield a function that returns the variables of a process, as torchrun names them.
 
     Raises `ConfigurationError` for an engine whose processes do not compute together, and
     `UnsupportedError`, which says how to install it, for one that is not here.

@@ -54,7 +54,7 @@ class Mesh(Record):
 
     @property
     def size(self) -> int:
-        """The number of devices, those of other processes included."""
+        """The number of devices of all processes."""
         return self.replicate * self.shard
 
     @property

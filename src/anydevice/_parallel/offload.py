@@ -87,11 +87,11 @@ class KeptArray(Record):
         return raw.view(self.dtype.numpy()).reshape(self.shape)
 
     def refresh(self) -> None:
-        """Make the bytes those of the holder, where they are a copy."""
+        """Copy the holder's bytes again if they have changed."""
 
 
 class _CopiedArray(KeptArray):
-    """An array whose numbers do not lie one after the other, and so are copied."""
+    """A copy of an array that is not contiguous."""
 
     engine: Any = None
     version: Any = None
@@ -244,7 +244,7 @@ class _Worker(threading.Thread):
     def run(self) -> None:
         try:
             self._fill()
-        except BaseException as error:  # raised where the part is asked for
+        except BaseException as error:  # `acquire` raises it
             self.ready.put(error)
 
     def _fill(self) -> None:
@@ -355,11 +355,11 @@ class _Written:
 
 
 class _Direct:
-    """Copies from memory that is pinned where it is, a call for each array, on a stream of its own.
+    """Copies from memory that it pins in place, a call for each array, on a stream of its own.
 
     Small arrays, which share pages with others, go through a pinned buffer for each slot: a copy
-    from ordinary memory would wait for all copies before it. Used by one thread, that of a
-    `Fetcher`. Memory that it pinned is unpinned when it is no longer used.
+    from ordinary memory would wait for all copies before it. Only the thread of a `Fetcher` uses
+    it. Its memory is unpinned when it is deleted.
     """
 
     def __init__(self, index: int, place: Any, parts: Parts) -> None:
@@ -424,8 +424,7 @@ class _Direct:
 def _spans(parts: Parts) -> list[tuple[int, int]]:
     """Return the spans of memory to pin, in order.
 
-    A page is pinned once: tensors that share one, as those of a file do that was mapped, are
-    pinned together.
+    A page is pinned once: tensors that share one, as in a mapped file, are pinned together.
     """
     spans: list[tuple[int, int]] = []
     large = {
@@ -463,7 +462,7 @@ def _unpin(driver: CudaDriver, pinned: dict[int, Any], buffers: list[int]) -> No
 
 
 class _Placed:
-    """Arrays that are made again for each part, by engines whose arrays never change."""
+    """New arrays for each part, for engines with immutable arrays."""
 
     def __init__(self, parts: Parts, device: Device, engine: Engine) -> None:
         self._device, self._engine = device, engine

@@ -1,7 +1,7 @@
-"""Models whose layers lie on several devices, in host memory or on disk, one stage after the other.
+"""Models with layers on several devices, in host memory or on disk, one stage after the other.
 
-Activations go from the device of a stage directly to that of the next. On JAX, each stage is a
-compiled function of its own, since one cannot span devices that hold different parts.
+Activations go directly from the device of a stage to the next one. On JAX, each stage is a compiled
+function of its own, since one cannot span devices that hold different parts.
 """
 
 from __future__ import annotations
@@ -89,15 +89,14 @@ def pipeline(
     >>> numpy.allclose(held(x), model(x)), [stage.place.held for stage in held.layer.stages]
     (True, ['', 'disk'])
 
-    Beside a place on an accelerator, "cpu" is host memory, and "disk" a file in `folder` (by
-    default that of temporary files) that has no name there, and is gone with the process: layers
-    there are computed by the accelerator before them in the list.
-    They are brought to it one ahead, while the layer before computes, and never take more of its
-    memory than two of them. In training, those in host memory are brought again for the gradients
-    and updated by the CPU; those on disk cannot be trained.
+    Beside an accelerator, "cpu" means host memory, and "disk" an unnamed file in `folder` (by
+    default the system's temporary folder), which is gone with the process. The accelerator before
+    them in the list computes these layers. Each is brought while the layer before computes, so they
+    take the device memory of two layers. In training, layers in host memory are brought again for
+    the gradients and updated by the CPU; layers on disk cannot be trained.
 
-    A `nn.Model` is not changed. A module of PyTorch, such as one of Hugging Face, is moved in
-    place. Inputs are to be on the first device; the output is on the last. With `microbatches`, a
+    A `nn.Model` is not changed. A module of PyTorch, such as a model of Hugging Face, is moved in
+    place. Inputs must be on the first device; the output is on the last. With `microbatches`, a
     training divides its batches, so that several devices compute at once.
 
     Raises `ConfigurationError` for names that the model does not have, for more places than layers
@@ -265,7 +264,7 @@ def _shorten(names: Sequence[str]) -> str:
 
 
 def folder_for(given: str | os.PathLike[str] | None, places: Sequence[Place]) -> Path | None:
-    """Return the folder of the parts on disk, if there are any; that of the system by default."""
+    """Return the folder of parts on disk, by default the system's; `None` without such parts."""
     if not any(place.held == "disk" for place in places):
         return None
     if given is None:
@@ -335,7 +334,7 @@ class _Projected(Layer):
 
 
 class _Work:
-    """The stages of a layer, and what was made to compute them; equal to any other."""
+    """The stages of a layer, with caches; all are equal, so that layers compare by settings."""
 
     def __init__(self, stages: tuple[Stage, ...]) -> None:
         self.stages = stages
@@ -350,10 +349,7 @@ class _Work:
 
 
 class Staged(Wrapper):
-    """A layer whose parts are computed stage by stage, each on the device of its place.
-
-    Its results are those of the layer inside.
-    """
+    """Computes the layer inside stage by stage, each on the device of its place."""
 
     places: tuple[Place, ...]
     microbatches: int = 1
@@ -398,7 +394,7 @@ class Staged(Wrapper):
         return tuple(stage.place.device for stage in self.stages)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        if run.training:  # what was brought ahead may be written to
+        if run.training:  # a step writes to weights that were brought ahead
             self.work.fetchers.clear()
         for number, stage in enumerate(self.stages):
             own = [step.parameters_in(parameters) for step in stage.steps]
@@ -426,7 +422,7 @@ class Staged(Wrapper):
         return x
 
     def _fetch_stage(self, number: int, parameters: Parameters, x: Array, run: Run) -> Array:
-        """Return the output of a stage whose layers are brought one ahead."""
+        """Return the output of a stage; its layers are brought one ahead."""
         stage = self.stages[number]
         fetcher, parts = self._fetcher(stage.place.device, parameters)
         with fetcher.turn.native:
@@ -527,7 +523,7 @@ def _place_parameters(
     engine: str,
     folder: Path | None,
 ) -> Parameters:
-    """Return the parameters with those of each step in its place."""
+    """Return the parameters, placed by their steps."""
     names, arrays = leaf_names(parameters), leaves(parameters)
     of_step = {step.keys: place for step, place in zip(steps, places, strict=True)}
     numbered = refilled(parameters, range(len(arrays)))
@@ -582,7 +578,7 @@ def _takes_gradients(x: Array, own: Sequence[Parameters]) -> bool:
 
 
 def _run_on(device: Device, run: Run) -> Run:
-    """Return a run whose numbers are on a device."""
+    """Return a run with its seed and step on a device."""
     seed, step = (moved(x, device) for x in (run.seed, run.step))
     return replace(run, seed=seed, step=step)
 

@@ -16,7 +16,7 @@ from anydevice.errors import ConfigurationError
 
 
 def row_ranges(rows: int, parts: int) -> list[tuple[int, int]]:
-    """Return where each of `parts` begins and ends; those with one row more come first.
+    """Return the start and end of each of `parts`; longer ones come first.
 
     >>> row_ranges(50, 4)
     [(0, 13), (13, 26), (26, 38), (38, 50)]
@@ -35,9 +35,9 @@ def split_batch(data: Any, devices: Devices | Mesh) -> list[Any]:
     >>> [len(part) for part in split_batch(numpy.arange(5), ["cpu"])]
     [5]
 
-    Where rows do not divide evenly, the first parts have one more; where there are fewer rows than
-    devices, the last ones have none. Of a mesh over several processes, the parts are those of this
-    process. Raises `ConfigurationError` if arrays differ in their number of rows.
+    If rows do not divide evenly, the first parts have one more, and the last ones may have none.
+    For a mesh over several processes, only the parts of this process are returned. Raises
+    `ConfigurationError` if arrays differ in their number of rows.
     """
     here: tuple[Any, ...]
     if isinstance(devices, Mesh):

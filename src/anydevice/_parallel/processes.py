@@ -23,29 +23,29 @@ from anydevice.errors import ConfigurationError
 _PORT = 29500
 _RING = "MLX_HOSTFILE"
 TOGETHER = ("torch", "jax", "mlx")
-"""Engines whose processes compute together; the first of them where all are free to be taken."""
+"""Engines with collectives, in order of preference."""
 
 
 def initialize(device: Device | str | None = None, *, engine: str | None = None) -> Mesh:
     """Join the processes that a launcher started, and return the mesh over their devices.
 
-    The variables of torchrun, Slurm, Open MPI, Kubernetes jobs and mlx.launch are understood. A
+    It understands the variables of torchrun, Slurm, Open MPI, Kubernetes jobs and mlx.launch. A
     process alone is a mesh of one: nothing is imported or started for it.
 
     >>> initialize("cpu").size
     1
 
-    PyTorch, JAX or MLX drives them: the `engine`, or the one that the device or `ANYDEVICE_ENGINE`
-    asks for, else one that is imported already, else the first that is installed. A process of
-    PyTorch or MLX has one device, by default the one that `anydevice.device()` gives it. One of JAX
-    has all of a backend, also where it is alone, if JAX was asked for; `"cuda:0"` is that one. A
-    group that is there already, of `torch.distributed` or `jax.distributed`, is used as it is.
+    PyTorch, JAX or MLX drives them: the `engine`, or the engine of the device or of
+    `ANYDEVICE_ENGINE`, else an imported one, else the first that is installed. A process of PyTorch
+    or MLX has one device, by default `anydevice.device()`. A process of JAX has all devices of a
+    backend, also alone if JAX was requested, unless one is named, as in `"cuda:0"`. An existing
+    group of `torch.distributed` or `jax.distributed` is used.
 
     All processes must run the same program: `nn.train(…, devices=mesh)` gives each its rows of
     the same batches.
 
-    Raises `ConfigurationError` if variables contradict each other, or do not say where the first
-    process is, and `UnsupportedError` for an engine whose processes cannot compute together.
+    Raises `ConfigurationError` if variables contradict each other or lack the address of the first
+    process, and `UnsupportedError` for an engine without collectives.
     """
     chosen = one_device(device, engine=engine)
     existing: Processes | None = None
@@ -59,7 +59,7 @@ def initialize(device: Device | str | None = None, *, engine: str | None = None)
     engine = _engine_for(chosen, existing is not None)
     place = one_device(str(chosen) if device is None else device, engine=engine)
     if engine == "jax":
-        if not _is_jax_joined():  # whatever group of PyTorch is there
+        if not _is_jax_joined():  # a group of PyTorch may be there
             found = found or launched(os.environ)
             if found is None:
                 return Mesh(_of_jax(device, place))
@@ -101,7 +101,7 @@ _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
 
 
 def _take_own_cards(place: Device, found: Launched) -> None:
-    """Show this process its share of the machine's cards alone: JAX takes all that it sees."""
+    """Hide the cards of other processes on this machine: JAX takes all that it sees."""
     cards, processes = devices_of_backend(place.backend), found.here or 1
     variable = _VISIBLE.get(place.backend)
     if variable is None or processes == 1 or len(cards) < processes:
@@ -151,20 +151,15 @@ class _Names(Record):
     here: str
 
 
+_LOCAL = ("LOCAL_RANK", "LOCAL_SIZE")
 _LAUNCHERS = (
     _Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    # Those of a step: a script of sbatch has SLURM_PROCID too, and is one process.
+    # Variables of a step: a script of sbatch has SLURM_PROCID too, and is one process.
     _Names(
         "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"
     ),
-    _Names(
-        "Open MPI",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    # An indexed job; those of Kubeflow have torchrun's names.
+    _Names("Open MPI", *(f"OMPI_COMM_WORLD_{n}" for n in ("RANK", "SIZE", *_LOCAL))),
+    # An indexed job; jobs of Kubeflow have torchrun's names.
     _Names("Kubernetes", "JOB_COMPLETION_INDEX", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 )
 

@@ -1,4 +1,4 @@
-"""Metrics: what a model gets right, added up over batches.
+"""Metrics of a model's outputs, added up over batches.
 
 Counts and sums stay on the device until the end, so no batch waits for the device; ranks are
 computed on the host. Your own metric is a function of an output and its target that returns a

@@ -214,20 +214,21 @@ class Training:
             frozen,
         )
         if not any(trained):
-            why = ""
+            advice = ""
             if has_stepper and leaves(parameters):
-                why = "; model.requires_grad_() unfreezes those that it has"
+                advice = "; model.requires_grad_() unfreezes those that it has"
             elif leaves(parameters) and hasattr(model, "unfreeze"):
-                why = "; model.unfreeze() changes that"
-            raise ConfigurationError(f"this model has no parameters to train{why}", source="model")
+                advice = "; model.unfreeze() changes that"
+            text = f"this model has no parameters to train{advice}"
+            raise ConfigurationError(text, source="model")
         self._like = parameters
         self._rate_at = self._rates(own)
         if has_stepper:
             if own is None:
                 own_schedule = schedule if self._rate_at is None else None
                 part("torch", "step").check_parts(model, optimizer, own_schedule)
-            given = optimizer if own is None else None
-            layer = self.strategy.module(layer, policy.parameters, given)
+            theirs = optimizer if own is None else None
+            layer = self.strategy.module(layer, policy.parameters, theirs)
             self.config = replace(self.config, layer=layer)
             self._like = layer.parameters
         if isinstance(layer, ModuleLayer) and seed is not None:
@@ -625,8 +626,7 @@ class Training:
 
 def _with_library(value: Any) -> str:
     """Return the class name of a value with its library, such as torch's AdamW."""
-    kind = type(value)
-    return f"{kind.__module__.split('.')[0]}'s {kind.__name__}"
+    return f"{type(value).__module__.split('.')[0]}'s {type(value).__name__}"
 
 
 def _check_library(layer: Any, optimizer: Any) -> None:
