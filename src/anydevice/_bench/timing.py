@@ -121,15 +121,10 @@ def time_calls(
         taken.append(sample(calls))
         if time.perf_counter() > ends + 2 * limit:  # slower than it looked: few must do
             break
-    low, high = _quartiles(taken)
+    low = high = taken[0]
+    if len(taken) > 1:
+        low, _, high = quantiles(taken, n=4, method="inclusive")
     return Timing(median(taken), low, high, first, len(taken), calls, min(taken))
-
-
-def _quartiles(samples: list[float]) -> tuple[float, float]:
-    if len(samples) < 2:
-        return samples[0], samples[0]
-    low, _, high = quantiles(samples, n=4, method="inclusive")
-    return low, high
 
 
 def size_of(device: Device) -> Literal["gpu", "cpu"]:

@@ -109,12 +109,16 @@ def _list_devices(given: Any) -> list[str | Device]:
 
 
 def _one_a_process(count: int, engine: str) -> Exception:
-    return Absent(
+    return no_collectives(
         f"{count} devices in one process need JAX, and {engine} drives one device a process",
-        instead="run it with `anydevice launch -n N train.py` and devices=parallel.initialize(), "
-        'or give devices of JAX, as in device("cuda:0", engine="jax")',
-        code="no_collectives",
-    ).error()
+        "run it with `anydevice launch -n N train.py` and devices=parallel.initialize(), or give "
+        'devices of JAX, as in device("cuda:0", engine="jax")',
+    )
+
+
+def no_collectives(what: str, instead: str) -> Exception:
+    """Return the `UnsupportedError` for devices or processes that cannot compute together."""
+    return Absent(what, instead=instead, code="no_collectives").error()
 
 
 def _sizes(count: int, replicate: int | None, shard: int | None) -> tuple[int, int]:

@@ -22,7 +22,6 @@ from anydevice._compile.versions import FallbackFunction, compilers_for
 from anydevice._core import checks
 from anydevice._core.array import Array
 from anydevice._core.device import Device
-from anydevice._core.engine import Absent
 from anydevice._core.files import expanded
 from anydevice._core.record import Record, replace
 from anydevice._core.text import warn
@@ -36,6 +35,7 @@ from anydevice._nn.layers import Chain, TiedEmbedding
 from anydevice._nn.model import Model, bound
 from anydevice._nn.recompute import Recomputed
 from anydevice._ops import embedding, linear
+from anydevice._parallel.mesh import no_collectives
 from anydevice._parallel.offload import Fetcher, KeptArray, kept_in_memory, read_parts, write_parts
 from anydevice._plan.plan import Plan, planned_units
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
@@ -251,11 +251,10 @@ def _engine_for(names: Sequence[str], wanted: set[str | None]) -> str:
         return engine
     for name in names:
         one_device(name)  # raises if it is not there at all
-    raise Absent(
+    raise no_collectives(
         f"no installed array library drives {_shorten(names)} together",
-        instead="use PyTorch or JAX, and devices that one of them drives",
-        code="no_collectives",
-    ).error() from error
+        "use PyTorch or JAX, and devices that one of them drives",
+    ) from error
 
 
 def _shorten(names: Sequence[str]) -> str:

@@ -8,10 +8,9 @@ from typing import Any
 
 from anydevice._arrays.move import is_array, to_device
 from anydevice._arrays.trees.tree import flatten
-from anydevice._core.engine import Absent
 from anydevice._libraries.registry import is_torch_module, part
 from anydevice._machine.engines.registry import owner_of
-from anydevice._parallel.mesh import Devices, Mesh, devices_of
+from anydevice._parallel.mesh import Devices, Mesh, devices_of, no_collectives
 from anydevice.errors import ConfigurationError
 
 
@@ -82,11 +81,10 @@ def shard(tree: Any, mesh: Mesh) -> Any:
     `UnsupportedError` for other engines and more than one device.
     """
     if mesh.size > 1 and mesh.engine not in ("jax", "torch"):
-        raise Absent(
+        raise no_collectives(
             f"{mesh.engine} does not shard over {mesh.size} processes",
-            instead="take devices of PyTorch or JAX",
-            code="no_collectives",
-        ).error()
+            "take devices of PyTorch or JAX",
+        )
 
     def placed(x: Any) -> Any:
         if not _is_spread(x):  # a spread array goes on from its devices, without being gathered

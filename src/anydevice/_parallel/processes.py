@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from anydevice._core.device import Device
-from anydevice._core.engine import Absent
 from anydevice._core.loaded import is_loaded
 from anydevice._core.protocols import Launched, Processes
 from anydevice._core.record import Record
@@ -17,7 +16,7 @@ from anydevice._libraries.registry import part
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.discovery.discover import devices as devices_of_backend
 from anydevice._machine.engines import registry
-from anydevice._parallel.mesh import Mesh
+from anydevice._parallel.mesh import Mesh, no_collectives
 from anydevice.errors import ConfigurationError
 
 _PORT = 29500
@@ -52,23 +51,23 @@ def initialize(device: Device | str | None = None, *, engine: str | None = None)
     if is_loaded("torch.distributed"):
         existing = part("torch", "mesh").existing()
     is_there = existing is not None or _is_jax_joined()
-    found = None if is_there else launched(os.environ)
-    if not is_there and (found is None or found.size == 1):
+    launcher = None if is_there else launched(os.environ)
+    if not is_there and (launcher is None or launcher.size == 1):
         of_jax = chosen.engine == "jax" and not chosen.engine_is_free
         return Mesh(_of_jax(device, chosen) if of_jax else [chosen])
     engine = _engine_for(chosen, existing is not None)
     place = one_device(str(chosen) if device is None else device, engine=engine)
     if engine == "jax":
         if not _is_jax_joined():  # a group of PyTorch may be there
-            found = found or launched(os.environ)
-            if found is None:
+            launcher = launcher or launched(os.environ)
+            if launcher is None:
                 return Mesh(_of_jax(device, place))
-            _take_own_cards(place, found)
-        processes = part("jax", "mesh").join(found)
+            _take_own_cards(place, launcher)
+        processes = part("jax", "mesh").join(launcher)
         return Mesh(_of_jax(device, place), group=processes if processes.size > 1 else None)
     if engine == "mlx":
         return Mesh([place], group=part("mlx", "mesh").join())
-    group = existing or part("torch", "mesh").join(found, place)
+    group = existing or part("torch", "mesh").join(launcher, place)
     return Mesh([place], group=group if group.size > 1 else None)
 
 
@@ -76,11 +75,10 @@ def _engine_for(device: Device, has_group: bool) -> str:
     """Return the engine of the processes: the requested, a joined, else an installed one."""
     if not device.engine_is_free:
         if device.engine not in TOGETHER:
-            raise Absent(
+            raise no_collectives(
                 f"processes of {device.engine} do not compute together",
-                instead="take torch, jax or mlx, as in `anydevice launch --engine jax`",
-                code="no_collectives",
-            ).error()
+                "take torch, jax or mlx, as in `anydevice launch --engine jax`",
+            )
         return device.engine
     if has_group or _is_jax_joined():
         return "torch" if has_group else "jax"
@@ -89,27 +87,26 @@ def _engine_for(device: Device, has_group: bool) -> str:
     status = device.status
     able = [name for name in TOGETHER if status is None or name in status.engines]
     if not able:
-        raise Absent(
+        raise no_collectives(
             f"no library that is installed computes on {device} in several processes",
-            instead="install torch, jax or mlx",
-            code="no_collectives",
-        ).error()
+            "install torch, jax or mlx",
+        )
     return min(able, key=lambda name: not registry.loaded(name))
 
 
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
 
 
-def _take_own_cards(place: Device, found: Launched) -> None:
+def _take_own_cards(place: Device, launcher: Launched) -> None:
     """Hide the cards of other processes on this machine: JAX takes all that it sees."""
-    cards, processes = devices_of_backend(place.backend), found.here or 1
+    cards, processes = devices_of_backend(place.backend), launcher.here or 1
     variable = _VISIBLE.get(place.backend)
     if variable is None or processes == 1 or len(cards) < processes:
         return
     names = os.environ.get(variable, "").split(",")
     names = names if len(names) == len(cards) else [str(card.index) for card in cards]
     share = len(cards) // processes
-    os.environ[variable] = ",".join(names[found.local * share : (found.local + 1) * share])
+    os.environ[variable] = ",".join(names[launcher.local * share : (launcher.local + 1) * share])
 
 
 def _of_jax(device: Device | str | None, place: Device) -> list[Device]:
@@ -201,8 +198,8 @@ def first_host(hosts: str) -> str:
     >>> first_host("node[07-09,12],other"), first_host("gpu-1,gpu-2"), first_host("one")
     ('node07', 'gpu-1', 'one')
     """
-    found = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\])?([^,]*)", hosts)
-    return "".join(part or "" for part in found.groups()) if found else hosts
+    match = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\])?([^,]*)", hosts)
+    return "".join(part or "" for part in match.groups()) if match else hosts
 
 
 def _number(variables: Mapping[str, str], name: str) -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from logging import Logger
 from math import isnan
 from typing import Any
 
 from anydevice._core import checks
-from anydevice._core.record import Record, as_dict
+from anydevice._core.record import Record
 from anydevice._train.history import Epoch, History
 from anydevice.errors import ConfigurationError
+
+_NUMBERS = ("loss", "validation", "rate", "seconds")
 
 
 class TrainingEvent(Record):
@@ -96,12 +98,8 @@ class Log(Callback):
 
     def send(self, epoch: Epoch) -> None:
         """Send the numbers of an epoch, metrics under their own names."""
-        numbers: dict[str, Any] = {}
-        for name, value in as_dict(epoch).items():
-            if isinstance(value, Mapping):
-                numbers |= value
-            elif name not in ("epoch", "steps", "left_out") and value is not None:
-                numbers[name] = value
+        names = ("loss", "rate", "seconds") if epoch.validation is None else _NUMBERS
+        numbers = {name: getattr(epoch, name) for name in names} | dict(epoch.metrics or {})
         if epoch.left_out:
             numbers["left_out"] = epoch.left_out
         self._send(numbers, epoch.epoch, epoch.steps)

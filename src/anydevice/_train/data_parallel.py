@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 from anydevice._arrays.memory.stats import memory_stats
 from anydevice._arrays.move import to_device, to_numpy
 from anydevice._core.device import Device
-from anydevice._core.engine import Absent
 from anydevice._core.protocols import Function, StepState
 from anydevice._core.record import replace
 from anydevice._core.text import format_size, warn
@@ -27,7 +26,7 @@ from anydevice._libraries.precision import Policy
 from anydevice._libraries.registry import part
 from anydevice._nn.losses import LOSSES
 from anydevice._nn.optimizers import BuiltIn, Optimizer
-from anydevice._parallel.mesh import Mesh, devices_of
+from anydevice._parallel.mesh import Mesh, devices_of, no_collectives
 from anydevice._parallel.placing import gather, row_ranges
 from anydevice._train import strategy as strategies
 from anydevice._train.batches import rows_between, rows_of
@@ -97,20 +96,20 @@ def strategy_for(mesh: Mesh | None, strategy: str, device: Device, parameters: T
         return Strategy(device)
     group: Any = mesh.group
     if group is not None and device.engine != mesh.engine:
-        raise _not_together(
+        raise no_collectives(
             f"{device.engine} trains this model, and the processes are joined by {mesh.engine}",
             f"take `anydevice launch --engine {device.engine}`, or a model of nn",
         )
     if group is not None and device.engine == "mlx":
         if strategy == "shard" or mesh.shard > 1:
-            raise _not_together(
+            raise no_collectives(
                 "processes of MLX hold all parameters each",
                 'take strategy="replicate", or torch or jax, which shard them',
             )
         why = "as asked" if strategy == "replicate" else "what processes of MLX do"
         return RingStrategy(group, device, f"{mesh.size} processes, replicate: {why}")
     if device.engine != "jax" and (group is None or device.engine != "torch"):
-        raise _not_together(
+        raise no_collectives(
             f"{device.engine} trains on one device a process, and {mesh.size} were given",
             "give one device, or a model that JAX trains",
         )
@@ -123,10 +122,6 @@ def strategy_for(mesh: Mesh | None, strategy: str, device: Device, parameters: T
     if mesh.shard == 1:
         return ProcessStrategy(group, device, text)
     return ShardStrategy(group, mesh, device, text)
-
-
-def _not_together(what: str, instead: str) -> Exception:
-    return Absent(what, instead=instead, code="no_collectives").error()
 
 
 def _choose_sizes(mesh: Mesh, strategy: str, parameters: Tree) -> tuple[Mesh, str]:
@@ -527,12 +522,11 @@ class ShardStrategy(ProcessStrategy):
     ) -> None:
         super().check(layer, frozen, policy, optimizer)
         if optimizer is not None and not isinstance(optimizer, BuiltIn):
-            raise Absent(
-                f"{type(optimizer).__name__} may compute with whole parameters, of which each "
-                "process has a part",
-                instead='take nn.AdamW, nn.Adam, nn.SGD or nn.Lion, or strategy="replicate"',
-                code="no_collectives",
-            ).error()
+            raise no_collectives(
+                f"{type(optimizer).__name__} may compute with whole parameters, and each process "
+                "has a part of them",
+                'take nn.AdamW, nn.Adam, nn.SGD or nn.Lion, or strategy="replicate"',
+            )
 
     # Placement of trees
 

@@ -30,13 +30,13 @@ from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
 from anydevice._nn.model import Model
 from anydevice._nn.optimizers import BuiltIn, global_norm
-from anydevice._parallel.mesh import Mesh, devices_of
+from anydevice._parallel.mesh import Mesh, devices_of, no_collectives
 from anydevice._parallel.pipeline import DISK, Staged, pipeline
 from anydevice._parallel.pipeline_modules import pipeline_of
 from anydevice._parallel.placing import row_ranges
 from anydevice._train.batches import rows_between, rows_of
 from anydevice._train.randomness import random_state, set_random_state
-from anydevice._train.step_config import CompiledSteps, StepConfig, total
+from anydevice._train.step_config import CompiledSteps, total
 from anydevice._train.stepper import FunctionStepper
 from anydevice._train.strategy import (
     ROUNDING,
@@ -89,11 +89,10 @@ def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str
                 source="strategy",
             )
         if isinstance(devices, Mesh) and devices.group is not None:
-            raise Absent(
+            raise no_collectives(
                 "a pipeline runs in one process, and this mesh has several",
-                instead="give the devices of one process in a list",
-                code="no_collectives",
-            ).error()
+                "give the devices of one process in a list",
+            )
         return "as asked"
     if strategy != "auto" or not isinstance(devices, list | tuple) or len(devices) < 2:
         return None
@@ -134,11 +133,10 @@ class PipelineStrategy(Strategy):
             places = list(layer.places)
             self._homes = [home_of(x) for x in leaves(model.parameters)]
         if any(place.held == DISK for place in places):
-            raise Absent(
+            raise no_collectives(
                 "layers on disk cannot be trained",
-                instead='train with these layers in host memory, "cpu"',
-                code="no_collectives",
-            ).error()
+                'train with these layers in host memory, "cpu"',
+            )
         super().__init__(self.devices[0])
         offloaded = sum(place.held == "cpu" for place in places)
         more = f", {offloaded} of {len(places)} layers in host memory" if offloaded else ""
@@ -248,20 +246,6 @@ def parts_of(batch: Any, count: int) -> Iterator[tuple[tuple[int, int, int], flo
         if first < stop:
             rows = (first, stop - first, every)
             yield rows, (stop - first) / every, rows_between(batch, first, stop)
-
-
-def pipeline_stepper(
-    strategy: Strategy, config: StepConfig, state: StepState, seed: int
-) -> PipelineStepper:
-    """Return the stepper of a model of stages.
-
-    Raises `UnsupportedError` for engines without gradients.
-    """
-    engine = registry.load(str(strategy.device.engine))
-    autodiff = engine.autodiff
-    if isinstance(autodiff, Absent):
-        raise autodiff.error()
-    return PipelineStepper(engine, autodiff, strategy, config, state, seed)
 
 
 class PipelineStepper(FunctionStepper):

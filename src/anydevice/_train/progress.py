@@ -75,7 +75,7 @@ class TrainingProgress:
         self._show(self._done, [(f"epoch {epoch}/{self._epochs}", 0)])
         if self._prints and self._slow is None:
             text = f"{engine} is compiling the training step, which may take a minute; "
-            self._slow = Timer(_SLOW, _say, [f"{text}optimize='none' starts at once"])
+            self._slow = Timer(_SLOW, say, [f"{text}optimize='none' starts at once"])
             self._slow.daemon = True
             self._slow.start()
 
@@ -88,7 +88,7 @@ class TrainingProgress:
         """Note the end of an epoch; without a bar, print a line."""
         last = epoch.epoch == self._epochs
         if self._prints and (last or epoch.epoch % ceil(self._epochs / _MOST_LINES) == 0):
-            _say(_line(epoch, self._epochs))
+            say(_line(epoch, self._epochs))
 
     def ends(self, text: str) -> None:
         """Show when the training will end: at once on the bar, else on the error stream.
@@ -144,7 +144,8 @@ class TrainingProgress:
         self._bar.tell(self._done, total, fitted(words, self._columns - taken))
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Print a line on the error stream."""
     with suppress(OSError, ValueError):  # the stream may be closed by now
         print(line, file=sys.stderr, flush=True)
 

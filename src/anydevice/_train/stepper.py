@@ -54,11 +54,17 @@ _SERIAL = 2_000_000
 """Size of a step (parameters used) up to which a second thread does not help."""
 
 
-def stepper_for(strategy: Strategy, config: StepConfig, state: StepState, seed: int) -> Stepper:
-    """Return the stepper for the engine of the devices that hold the arrays of `state`.
+def stepper_for(
+    strategy: Strategy,
+    config: StepConfig,
+    state: StepState,
+    seed: int,
+    kind: type[FunctionStepper] | None = None,
+) -> Stepper:
+    """Return the stepper for the engine of the devices, by default of the fastest kind.
 
-    The stepper consumes them: do not use them afterwards. Raises `UnsupportedError`, listing the
-    engines that can train, if the engine has no gradients.
+    It consumes the arrays of `state`: do not use them afterwards. Raises `UnsupportedError`,
+    listing the engines that can train, if the engine has no gradients.
     """
     device = strategy.device
     if device.engine is None:
@@ -67,8 +73,9 @@ def stepper_for(strategy: Strategy, config: StepConfig, state: StepState, seed: 
     autodiff = engine.autodiff
     if isinstance(autodiff, Absent):
         raise autodiff.error()
-    waits = device.kind != "cpu" or config.policy.needs_loss_scale
-    kind = FusedStepper if autodiff.compiles else SplitStepper if waits else HostStepper
+    if kind is None:
+        waits = device.kind != "cpu" or config.policy.needs_loss_scale
+        kind = FusedStepper if autodiff.compiles else SplitStepper if waits else HostStepper
     return kind(engine, autodiff, strategy, config, state, seed)
 
 

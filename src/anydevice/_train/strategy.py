@@ -10,18 +10,17 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
-from itertools import count
 from typing import Any
 
 from anydevice._arrays.move import to_device, to_numpy
 from anydevice._core.device import Device
-from anydevice._core.engine import Absent
 from anydevice._core.protocols import Function, StepState
 from anydevice._core.text import format_size
 from anydevice._core.trees import Tree, TreeT, leaves
 from anydevice._libraries.precision import Policy
 from anydevice._nn.layer import state_places
 from anydevice._nn.optimizers import Optimizer, clip_gradients
+from anydevice._parallel.mesh import no_collectives
 from anydevice._train.batches import batch_name, mark_batch, placer, rows_of
 from anydevice._train.step_config import StepConfig
 from anydevice.errors import ConfigurationError
@@ -191,17 +190,14 @@ class Strategy:
 
         Raises `ConfigurationError` if processes differ in batches or in numbers of rows.
         """
-        return self._meet_batches(batches, name, epoch, skipped) if self.is_several else batches
-
-    def _meet_batches(
-        self, batches: Generator[Any, None, None], name: str, epoch: int, skipped: int
-    ) -> Generator[Any, None, None]:
-        numbers = count(skipped + 1)
+        number = skipped
         with closing(batches):
-            for batch, number in zip(batches, numbers, strict=False):
-                self.meet(rows_of(batch), batch_name(name, epoch, number))
+            for number, batch in enumerate(batches, skipped + 1):
+                if self.is_several:
+                    self.meet(rows_of(batch), batch_name(name, epoch, number))
                 yield batch
-        self.meet(0, batch_name(name, epoch, next(numbers)))
+        if self.is_several:
+            self.meet(0, batch_name(name, epoch, number + 1))
 
     def meet(self, rows: int, where: str) -> None:
         """Tell the other processes of a batch: its rows, 0 for none, and whether to stop."""
@@ -261,7 +257,7 @@ def check_rows(layer: Any, frozen: Collection[str], instead: str) -> None:
 def not_divisible(what: str, instead: str) -> Exception:
     """Return the error for a computation that cannot be divided by rows."""
     more = "take a loss that is a mean over rows, and LayerNorm in place of BatchNorm"
-    return Absent(what, instead=f"{instead}, or {more}", code="no_collectives").error()
+    return no_collectives(what, f"{instead}, or {more}")
 
 
 def training_size(parameters: Tree) -> tuple[int, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -56,7 +55,7 @@ from anydevice._train.failures import check_shape, explain_error, wrong_batch
 from anydevice._train.history import Epoch, History
 from anydevice._train.metrics import Metric, Specs, metrics_of
 from anydevice._train.pipeline import pipeline_reason
-from anydevice._train.progress import TrainingProgress
+from anydevice._train.progress import TrainingProgress, say
 from anydevice._train.step_config import copied, default_optimize
 from anydevice._train.training import PathLike, Training
 from anydevice.errors import AnyDeviceError, ConfigurationError
@@ -290,7 +289,7 @@ def train(
         done = (begun.epoch - 1) * (length or 0) + begun.position
         if source is not None and begun.epoch > epochs:
             more = "" if begun.epoch - 1 == epochs else f", more than epochs={epochs}"
-            _say(
+            say(
                 f"{source} has {begun.epoch - 1} epochs already{more}: nothing is left to train, "
                 "and a larger epochs= goes on"
             )
@@ -301,7 +300,7 @@ def train(
         ):
             interrupts.acknowledge = lambda: shown.ends("stopping; Ctrl-C again: now")
             stepper = training.stepper
-            loop = TrainLoop(options, training, begun, best, shown)
+            loop = TrainLoop(options, training, begun, best, shown, interrupts)
 
             def acknowledge() -> None:
                 stepper.compiler.quiet = True  # a terminal interrupts compilers too
@@ -309,12 +308,12 @@ def train(
                 shown.ends(f"stopping {when}; Ctrl-C again: now")
 
             interrupts.acknowledge = acknowledge
-            stopped = loop.run(interrupts)
+            stopped = loop.run()
         if stopped == "Ctrl-C":
             where = f"saved to {target}, go on with resume=" if target else "nothing was saved"
-            _say(f"stopped by Ctrl-C after step {stepper.started}: {where}")
+            say(f"stopped by Ctrl-C after step {stepper.started}: {where}")
         elif policy.needs_loss_scale and 0 < stepper.started == stepper.skipped_steps:
-            _say(
+            say(
                 f"nothing was learned: each of the {stepper.started} steps was left out, since "
                 f"numbers were too large for {policy.compute}; give smaller inputs, train for more "
                 'steps, or take precision="bfloat16" or "float32"'
@@ -331,10 +330,6 @@ def train(
             memory_stats(chosen).peak,
         )
         return Trained(training.model_with(final), loop.state.history, stopped, report)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 @contextmanager
@@ -410,6 +405,7 @@ class TrainLoop:
         state: LoopState,
         best: Tree,
         progress: TrainingProgress,
+        interrupts: Interrupts,
     ) -> None:
         self.options = options
         self.state = state
@@ -417,6 +413,7 @@ class TrainLoop:
         self.is_compiling = False
         self._training = training
         self._progress = progress
+        self._interrupts = interrupts
         self._step_callbacks = step_callbacks(options.callbacks)
         self._stop: str | None = None
         self._began = time.monotonic()
@@ -428,7 +425,7 @@ class TrainLoop:
             self._validation = Validation(options.validation, training, options.metrics)
         training.on_compile = self._compiles
 
-    def run(self, interrupts: Interrupts) -> str | None:
+    def run(self) -> str | None:
         training, options = self._training, self.options
         if training.epoch <= options.epochs and self._validation is not None:
             self._validation.check()
@@ -437,20 +434,29 @@ class TrainLoop:
             if options.patience is not None and waited >= options.patience:
                 self._stop = f"no better for {waited} epochs"
                 break
-            if training.strategy.should_stop(interrupts.requested):  # before the first step
-                self._stop = "Ctrl-C"
+            if self._stops():  # before the first step
                 self._save()
                 break
-            if self._one_epoch(epoch, interrupts):
+            if self._one_epoch(epoch):
                 break
         return self._stop
 
     # One epoch
 
-    def _one_epoch(self, epoch: int, interrupts: Interrupts) -> bool:
+    def _stops(self) -> bool:
+        """Whether Ctrl-C in any process, or a callback, stops the training now."""
+        if self._training.strategy.should_stop(self._interrupts.requested):
+            self._stop = "Ctrl-C"
+        return self._stop is not None
+
+    def _is_interruption(self, error: Exception) -> bool:
+        """Whether Ctrl-C caused the error: a terminal sends it to compilers and loaders too."""
+        return self._interrupts.requested and not isinstance(error, AnyDeviceError)
+
+    def _one_epoch(self, epoch: int) -> bool:
         """Train for an epoch, or for the rest of it; return whether it was the last one."""
         self._began = time.monotonic()
-        self._batches(epoch, interrupts)
+        self._batches(epoch)
         if self._stop is not None:
             self._read()
             self._save()
@@ -461,18 +467,16 @@ class TrainLoop:
         self._progress.learned(count)
         self._read()
         self._end_epoch(epoch)
-        if self._training.strategy.should_stop(interrupts.requested):
-            self._stop = "Ctrl-C"
-        return self._stop is not None
+        return self._stops()
 
-    def _batches(self, epoch: int, interrupts: Interrupts) -> None:
+    def _batches(self, epoch: int) -> None:
         training = self._training
-        batches = self._until_interrupted(training.batches(), interrupts)
+        batches = self._until_interrupted(training.batches())
         for batch in batches:
             try:
                 training.advance(batch)
             except Exception as error:
-                if _is_interruption(error, interrupts):
+                if self._is_interruption(error):
                     self._stop = "Ctrl-C"
                     break
                 wrong_rate = isinstance(error, ConfigurationError) and error.source == "schedule"
@@ -480,22 +484,20 @@ class TrainLoop:
                     self._read()
                     self._save()
                 training.raise_for(error, batch)
-            if not training.waiting and self._after_step(epoch, interrupts):
+            if not training.waiting and self._after_step(epoch):
                 break
         batches.close()
         if self._stop is not None:
             training.undo()
         elif training.finish():
-            self._after_step(epoch, interrupts)
+            self._after_step(epoch)
 
-    def _until_interrupted(
-        self, batches: Iterator[Any], interrupts: Interrupts
-    ) -> Generator[Any, None, None]:
+    def _until_interrupted(self, batches: Iterator[Any]) -> Generator[Any, None, None]:
         """Yield the batches; if a Ctrl-C ends their loader, the training ends too."""
         try:
             yield from batches
         except Exception as error:
-            if not _is_interruption(error, interrupts):
+            if not self._is_interruption(error):
                 raise
             self._stop = "Ctrl-C"
 
@@ -508,7 +510,7 @@ class TrainLoop:
         else:
             self._progress.compiled()
 
-    def _after_step(self, epoch: int, interrupts: Interrupts) -> bool:
+    def _after_step(self, epoch: int) -> bool:
         """Read losses, save and call callbacks if due; return whether to stop."""
         training = self._training
         if training.is_due():
@@ -519,9 +521,7 @@ class TrainLoop:
             self._save()
         for callback in self._step_callbacks:  # after the save, so an error loses nothing
             callback.step(self._event(epoch, None))
-        if training.strategy.should_stop(interrupts.requested):
-            self._stop = "Ctrl-C"
-        return self._stop is not None
+        return self._stops()
 
     def _read(self) -> None:
         """Read the losses since the last reading; raise if a step failed."""
@@ -594,11 +594,6 @@ class TrainLoop:
         if self._training.position:
             state = replace(state, seconds=state.seconds + time.monotonic() - self._began)
         self._training.write(self.options.save, state, self.options.settings, self.best)
-
-
-def _is_interruption(error: Exception, interrupts: Interrupts) -> bool:
-    """Whether Ctrl-C caused the error: a terminal sends it to compilers and loaders too."""
-    return interrupts.requested and not isinstance(error, AnyDeviceError)
 
 
 class Validation:

@@ -63,7 +63,7 @@ from anydevice._train.failures import (
     failure,
     wrong_target,
 )
-from anydevice._train.pipeline import PipelineStrategy, pipeline_stepper, pipelined
+from anydevice._train.pipeline import PipelineStepper, PipelineStrategy, pipelined
 from anydevice._train.randomness import (
     device_state,
     host_state,
@@ -620,8 +620,8 @@ class Training:
                 self.strategy, config, state, compiler, given, schedule
             )
             return stepper
-        made = pipeline_stepper if isinstance(self.strategy, PipelineStrategy) else stepper_for
-        return made(self.strategy, self.config, state, self.seed)
+        kind = PipelineStepper if isinstance(self.strategy, PipelineStrategy) else None
+        return stepper_for(self.strategy, self.config, state, self.seed, kind)
 
 
 def _with_library(value: Any) -> str:
