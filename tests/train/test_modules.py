@@ -186,7 +186,7 @@ def test_a_loop_goes_on_in_the_middle_of_an_epoch(quick: Any, tmp_path: Path) ->
     assert_same(quick.weights(again.model), quick.weights(first.model))
 
 
-def test_patience_returns_the_best_weights(case: Any, tmp_path: Path) -> None:
+def test_patience_returns_the_best_weights(case: Any) -> None:
     model = case.model()
     kept = []
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -441,14 +442,10 @@ def test_ctrl_c_at_the_end_of_an_epoch_and_other_threads() -> None:
     assert len(runs[0].history) == 2
 
 
-class Recorder:
-    """What any logger with `log(dict)` gets."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def log(self, values: dict[str, Any]) -> None:
-        self.rows.append(values)
+def recorder() -> Any:
+    """A logger with `log(dict)`, and the rows that it gets."""
+    rows: list[dict[str, Any]] = []
+    return SimpleNamespace(rows=rows, log=rows.append)
 
 
 class Writer:
@@ -462,7 +459,7 @@ class Writer:
 
 
 def test_a_log_gets_every_epoch() -> None:
-    log, writer, every = Recorder(), Writer(), Recorder()
+    log, writer, every = recorder(), Writer(), recorder()
     run = trained(
         cpu("jax"),
         validation=data(),
@@ -483,7 +480,7 @@ def test_a_log_gets_every_epoch() -> None:
 
 
 def test_a_log_gets_metrics_by_their_names_and_no_rate_that_nobody_knows() -> None:
-    log = Recorder()
+    log = recorder()
     run = trained(cpu("jax"), validation=data(), metrics="accuracy", callbacks=nn.Log(log))
     assert [row["accuracy"] for row in log.rows] == run.history.metrics["accuracy"]
     assert "metrics" not in log.rows[0]
@@ -510,7 +507,7 @@ def test_a_log_that_takes_no_numbers_or_after_no_number_of_steps_is_refused() ->
             nn.Log(target)
     for every in (0, True, 2.5):
         with pytest.raises(ConfigurationError, match="every must be an integer of 1"):
-            nn.Log(Recorder(), every=every)  # type: ignore[arg-type]
+            nn.Log(recorder(), every=every)  # type: ignore[arg-type]
 
 
 def test_data_without_a_length_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
