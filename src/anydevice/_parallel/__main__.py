@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def end_with_launcher() -> None:
-    """On Linux, end this process when its launcher ends, even by a kill."""
+    """End this process when its launcher ends, even by a kill; only on Linux."""
     launcher = os.environ.get("ANYDEVICE_LAUNCHER")
     if launcher is None or sys.platform != "linux":
         return
