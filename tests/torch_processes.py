@@ -13,7 +13,7 @@ import numpy as np, torch, torch._dynamo, torch.distributed, torch.distributed.f
 import anydevice
 from anydevice import nn, parallel
 from anydevice._core.trees import leaves
-from anydevice._train import data_parallel, sharding, strategy as strategies
+from anydevice._train import data_parallel, strategy as strategies
 
 nn.train, nn.AdamW, nn.Dense, nn.Batches  # loaded once, for all that fork from here
 

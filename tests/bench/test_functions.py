@@ -30,8 +30,9 @@ def timed(
 X = np.ones((8, 8), np.float32)
 
 
-def test_a_function_on_the_cpu() -> None:
-    timings = timed(product, X, X)
+@pytest.mark.parametrize("devices", [["cpu"], "cpu", Device("cpu")])
+def test_a_function_on_the_cpu(devices: Any) -> None:
+    timings = timed(product, X, X, devices=devices)
     [row] = timings
     assert (row.device, row.engine, row.reason) == ("cpu", "numpy", None)
     assert row.seconds is not None
@@ -83,22 +84,18 @@ def test_a_model_is_back_where_it_was() -> None:
     assert timings.function == "Linear"
 
 
-def test_named_arguments_are_moved_too() -> None:
+def test_named_arguments_are_moved_and_a_result_of_a_class_is_waited_for() -> None:
     torch = pytest.importorskip("torch", reason="to see that it is moved")
 
-    def scaled(a: Any, *, factor: Any) -> None:
-        assert isinstance(factor, torch.Tensor)
-
-    [row] = timed(scaled, X, devices=[Device("cpu", engine="torch")], named={"factor": X})
-    assert row.reason is None
-
-
-def test_a_result_of_a_class_is_waited_for() -> None:
     @dataclass
     class Output:
         logits: Any
 
-    [row] = timed(lambda a: Output(ops.add(a, a)), X)
+    def scaled(a: Any, *, factor: Any) -> Output:
+        assert isinstance(factor, torch.Tensor)
+        return Output(ops.multiply(a, factor))
+
+    [row] = timed(scaled, X, devices=[Device("cpu", engine="torch")], named={"factor": X})
     assert row.reason is None
 
 
@@ -146,11 +143,6 @@ def test_several_engines_of_one_device_stay_apart() -> None:
     assert timings.speed_ups["cpu with torch"] == 1.0
     with pytest.raises(ConfigurationError, match=r"several engines.*: cpu with torch, cpu with nu"):
         timings["cpu"]
-
-
-@pytest.mark.parametrize("devices", ["cpu", Device("cpu")])
-def test_one_device_need_not_be_in_a_list(devices: Any) -> None:
-    assert [row.device for row in timed(product, X, X, devices=devices)] == ["cpu"]
 
 
 def test_the_cpu_is_not_tried_again_through_opencl() -> None:

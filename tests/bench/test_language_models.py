@@ -10,11 +10,7 @@ import pytest
 
 from anydevice import device, llm
 from anydevice._bench import ceilings, language_models
-from anydevice._bench.language_models import (
-    bench_text,
-    bytes_of,
-    operations_of,
-)
+from anydevice._bench.language_models import bench_text, bytes_of, operations_of
 from anydevice._bench.results import Ceiling
 from anydevice._plan.model import shape_of
 from anydevice._report.benchmark import text_lines
@@ -76,13 +72,9 @@ def test_speeds_are_those_of_real_runs(model: Any) -> None:
         Ceiling("cpu", "matmul", 1e12, "numpy", "matmul", "float32"),
     ]
     found = bench_text(
-        model,
-        [16, 200],
-        written=8,
-        repeats=1,
-        ceilings=known,
+        model, [16, 200], written=8, repeats=1, ceilings=known,
         progress=lambda *step: told.append(step),
-    )
+    )  # fmt: skip
     assert [each.context for each in found.speeds] == [16, 200]
     shape = model.plan.estimate.shape
     for each in found.speeds:
@@ -171,8 +163,5 @@ def test_bad_input_ends_with_2(
 ) -> None:
     assert main(["bench", "--llm", str(stories), "--device", "cpu", *more]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_context_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--context", "16"]) == 2
     assert "--context is for --llm" in capsys.readouterr().err

@@ -23,13 +23,8 @@ def test_the_same_run_is_alike() -> None:
 
 
 def test_slower_and_faster_beyond_the_noise() -> None:
-    old = results(measurement("a"), measurement("b"), measurement("c"), measurement("d"))
-    new = results(
-        measurement("a", 1.2e-3),
-        measurement("b", 3e-3),
-        measurement("c", 0.5e-3),
-        measurement("d", 1.06e-3),
-    )
+    old = results(*map(measurement, "abcd"))
+    new = results(*map(measurement, "abcd", (1.2e-3, 3e-3, 0.5e-3, 1.06e-3)))
     comparison = compare_runs(old, new)
     assert not comparison
     assert [change.new.op for change in comparison.slower] == ["b", "a"]  # the worst first
@@ -65,24 +60,12 @@ def test_what_was_broken_before_is_not_lost_now() -> None:
 
 
 def test_another_machine_or_version_is_said() -> None:
-    old = results(
-        devices=(
-            machine(),
-            machine("cuda:0", name="H100", driver="550"),
-            machine("cuda:1", uuid="1"),
-        ),
-    )
-    new = results(
-        devices=(
-            machine(engines={"numpy": "2.5", "torch": "2.13", "jax": "0.10"}),
-            machine("cuda:0", name="H200", driver="580"),
-            machine("cuda:1", uuid="2"),
-            machine("cuda:2"),
-        ),
-        quick=True,
-        system="macOS",
-        version="0.2.0",
-    )
+    cards = machine("cuda:0", name="H100", driver="550"), machine("cuda:1", uuid="1")
+    old = results(devices=(machine(), *cards))
+    others = machine("cuda:0", name="H200", driver="580"), machine("cuda:1", uuid="2")
+    here = machine(engines={"numpy": "2.5", "torch": "2.13", "jax": "0.10"})
+    devices = (here, *others, machine("cuda:2"))
+    new = results(devices=devices, quick=True, system="macOS", version="0.2.0")
     assert compare_runs(old, new).elsewhere == (
         "anydevice was 0.1.0, and is 0.2.0",
         "the system was Linux, and is macOS",
@@ -105,16 +88,8 @@ def test_a_comparison_is_plain_data() -> None:
     data = json.loads(json.dumps(comparison.to_dict()))
     assert data["slower"][0]["op"] == "a"
     assert data["slower"][0]["factor"] == pytest.approx(2)
-    assert data["lost"] == [
-        {
-            "device": "cpu",
-            "engine": "numpy",
-            "op": "b",
-            "case": "small",
-            "dtype": "float32",
-            "reason": "no",
-        }
-    ]
+    names = {"device": "cpu", "engine": "numpy", "op": "b", "case": "small", "dtype": "float32"}
+    assert data["lost"] == [{**names, "reason": "no"}]
 
 
 def test_results_come_back_from_json_as_they_were(tmp_path: Path) -> None:
@@ -144,9 +119,6 @@ def test_another_file_is_refused(tmp_path: Path, text: str, reason: str) -> None
     file.write_text(text)
     with pytest.raises(ConfigurationError, match=reason):
         read_results(str(file))
-
-
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
         read_results(str(tmp_path / "nothing.json"))
 

@@ -40,16 +40,33 @@ def test_waiting_counts() -> None:
     assert timing.seconds >= 0.0005  # of at most 8 calls a sample
 
 
-def test_a_call_beyond_the_limit_is_made_twice_and_no_more() -> None:
+@pytest.mark.parametrize(
+    ("longest", "limit", "first", "expected"),
+    [
+        (10.0, 0.001, None, [0, 1]),  # beyond the limit: twice, and no more
+        (0.01, 1.0, None, [0]),  # a first call that takes too long stands for itself
+        (10.0, 0.001, 3.0, [0]),  # a first call that was made before is not made again
+    ],
+)
+def test_a_slow_call_is_made_once_or_twice(
+    longest: float,
+    limit: float,
+    first: float | None,
+    expected: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[int] = []
 
     def slow(number: int) -> None:
         calls.append(number)
         time.sleep(0.02)
 
-    timing = time_calls(slow, lambda results: None, limit=0.001)
-    assert calls == [0, 1]
+    monkeypatch.setattr("anydevice._bench.timing.MAX_FIRST_SECONDS", longest)
+    timing = time_calls(slow, lambda results: None, limit=limit, first=first)
+    assert calls == expected
     assert (timing.samples, timing.low, timing.high) == (1, timing.seconds, timing.seconds)
+    assert first is None or timing.first == first
+    assert (timing.seconds == timing.first) == (longest < 1)
 
 
 def test_a_call_that_becomes_slow_ends_after_few_samples() -> None:
@@ -71,32 +88,3 @@ def test_a_call_that_becomes_slow_ends_after_few_samples() -> None:
 def test_whatever_the_call_raises_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         time_calls(lambda number: 1 / 0, lambda results: None, limit=1.0)
-
-
-def test_a_first_call_that_takes_too_long_stands_for_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from anydevice._bench import timing
-
-    calls: list[int] = []
-    monkeypatch.setattr(timing, "MAX_FIRST_SECONDS", 0.01)
-
-    def slow(number: int) -> None:
-        calls.append(number)
-        time.sleep(0.02)
-
-    once = time_calls(slow, lambda results: None, limit=1.0)
-    assert calls == [0]
-    assert (once.samples, once.seconds) == (1, once.first)
-
-
-def test_a_first_call_that_was_made_before_is_not_made_again() -> None:
-    calls: list[int] = []
-
-    def call(number: int) -> None:
-        calls.append(number)
-        time.sleep(0.01)
-
-    timing = time_calls(call, lambda results: None, limit=0.001, first=3.0)
-    assert calls == [0]
-    assert (timing.first, timing.samples) == (3.0, 1)

@@ -209,17 +209,6 @@ def test_a_function_that_cannot_be_sent_to_new_processes_is_said_so() -> None:
         other.join()
 
 
-def test_an_error_ends_the_program_with_its_traceback_last(tmp_path: Path) -> None:
-    program = (
-        "from anydevice import parallel\n"
-        "def wrong():\n    raise KeyError('this one')\n"
-        "if __name__ == '__main__':\n    parallel.launch(wrong, processes=2)\n"
-    )
-    done = run(program, tmp_path)
-    assert done.returncode != 0
-    assert done.stderr.strip().endswith("KeyError: 'this one'")
-
-
 ABORTING = """
 import os, pathlib, time
 from anydevice import parallel
@@ -242,14 +231,12 @@ if __name__ == "__main__":
 
 
 def test_processes_that_abort_are_not_taken_for_the_one_that_failed(tmp_path: Path) -> None:
-    done = run(ABORTING, tmp_path)
-    assert "process 0 of 3 failed:" in done.stderr
-    assert done.stderr.strip().endswith("ValueError: the reason")
-    (tmp_path / "failing").unlink()
-    done = launch(ABORTING, tmp_path, 3)
-    assert done.returncode == 1
-    assert "process 0 of 3 failed first (exit code 1)" in done.stderr
-    assert done.stderr.strip().endswith("ValueError: the reason")
+    for start, words in ((run, "failed:"), (launch, "failed first (exit code 1)")):
+        done = start(ABORTING, tmp_path, *([3] if start is launch else []))
+        assert done.returncode == 1
+        assert f"process 0 of 3 {words}" in done.stderr
+        assert done.stderr.strip().endswith("ValueError: the reason")
+        (tmp_path / "failing").unlink()
 
 
 def test_a_result_that_cannot_be_pickled_is_said_so() -> None:
@@ -261,9 +248,17 @@ def _unpicklable() -> Any:
     return lambda: 1
 
 
-def test_a_number_of_processes_is_checked() -> None:
-    with pytest.raises(ConfigurationError, match="processes must be an integer of 1 or more"):
-        parallel.launch(print, processes=0)
+@pytest.mark.parametrize(
+    ("function", "options", "words"),
+    [
+        (print, {"processes": 0}, "processes must be an integer of 1 or more"),
+        (print, {"engine": "numpy"}, "engine is one of torch, jax, mlx"),
+        (None, {}, "launch calls a function in each process"),
+    ],
+)
+def test_wrong_arguments_are_refused(function: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        parallel.launch(function, **options)
 
 
 def test_a_process_alone_is_a_mesh_of_one_and_imports_nothing(tmp_path: Path) -> None:
@@ -275,57 +270,47 @@ def test_a_process_alone_is_a_mesh_of_one_and_imports_nothing(tmp_path: Path) ->
     assert done.stdout.split() == ["1", "0", "False", "False"], done.stderr
 
 
-def test_variables_of_launchers_are_understood() -> None:
-    torchrun = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a"}
-    found = launched({**torchrun, "MASTER_PORT": "5", "LOCAL_WORLD_SIZE": "2"})
-    assert found is not None
-    assert (found.rank, found.size, found.local, found.here) == (3, 8, 1, 2)
-    assert (found.address, found.port) == ("a", 5)
-    slurm = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
-    nodes = {"SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_JOB_ID": "12345"}
-    found = launched(slurm | nodes)
-    assert found is not None
-    assert (found.rank, found.size, found.address) == (5, 8, "gpu03")
-    other = launched({**slurm, **nodes, "SLURM_PROCID": "0"})
-    assert other is not None
-    assert other.port == found.port
-    mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
-    found = launched({**mpi, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
-    assert found is not None
-    assert (found.rank, found.address) == (1, "127.0.0.1")
-    job = {"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "pod-0"}
-    found = launched(job)
-    assert found is not None
-    assert (found.rank, found.address) == (2, "pod-0")
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a"}
+SLURM = {
+    "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1",
+    "SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_JOB_ID": "12345",
+}  # fmt: skip
+MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+JOB = {"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "pod-0"}
 
 
-def test_a_script_of_sbatch_itself_is_one_process() -> None:
-    assert launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}) is None
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({**TORCHRUN, "MASTER_PORT": "5", "LOCAL_WORLD_SIZE": "2"}, (3, 8, 1, 2, "a", 5)),
+        (SLURM, (5, 8, 1, None, "gpu03", 29500 + 12345)),
+        ({**SLURM, "SLURM_PROCID": "0"}, (0, 8, 1, None, "gpu03", 29500 + 12345)),
+        ({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (1, 2, 0, 2, "127.0.0.1", 29500)),
+        (JOB, (2, 4, 0, None, "pod-0", 29500)),
+        # The script of sbatch itself is one process.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}, None),
+    ],
+)
+def test_variables_of_launchers_are_understood(
+    variables: dict[str, str], expected: tuple[Any, ...] | None
+) -> None:
+    found = launched(variables)
+    assert (found and tuple(vars(found).values())) == expected
 
 
-def test_variables_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="RANK=4 is not below WORLD_SIZE=4"):
-        launched({"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "a"})
-    with pytest.raises(ConfigurationError, match="RANK must be an integer, not 'x'"):
-        launched({"RANK": "x", "WORLD_SIZE": "4"})
-    with pytest.raises(ConfigurationError, match="MASTER_ADDR, the host of the first one"):
-        launched({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})
-
-
-FAILING = """
-import os, sys, time
-if os.environ["RANK"] == "2":
-    time.sleep(0.3)
-    raise RuntimeError(f"not today, {sys.argv[1:]}")
-time.sleep(60)
-"""
-
-
-def test_the_command_shows_the_failing_process_last_and_ends_the_others(tmp_path: Path) -> None:
-    done = launch(FAILING, tmp_path, 3, "--rate", "1")
-    assert done.returncode == 1
-    assert done.stderr.strip().endswith("RuntimeError: not today, ['--rate', '1']")
-    assert "process 2 of 3 failed first (exit code 1)" in done.stderr
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({**TORCHRUN, "RANK": "8"}, "RANK=8 is not below WORLD_SIZE=8"),
+        ({**TORCHRUN, "RANK": "x"}, "RANK must be an integer, not 'x'"),
+        (MPI, "MASTER_ADDR, the host of the first one"),
+    ],
+)
+def test_variables_that_contradict_each_other_are_refused(
+    variables: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        launched(variables)
 
 
 def test_the_command_runs_a_script_in_each_process(tmp_path: Path) -> None:
@@ -431,10 +416,13 @@ def test_processes_end_where_their_launcher_is_killed(
     wait_for(lambda: not any(map(_runs, numbers)))
 
 
+PRINTING = "while True:\n    print('a line of the log')\n"
+
+
 @linux
 def test_it_ends_where_nobody_reads_what_is_printed(tmp_path: Path) -> None:
     """As with `| head`: processes that wait for a reader would wait for ever."""
-    (tmp_path / "train.py").write_text("while True:\n    print('a line of the log')\n")
+    (tmp_path / "train.py").write_text(PRINTING)
     command, pipe = [sys.executable, *LAUNCH, "train.py"], subprocess.PIPE
     started = subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True)
     assert started.stdout is not None
@@ -451,7 +439,7 @@ def test_it_ends_where_nobody_reads_what_is_printed(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_it_ends_where_the_disk_is_full(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("while True:\n    print('a line of the log')\n")
+    (tmp_path / "train.py").write_text(PRINTING)
     command, pipe = [sys.executable, *LAUNCH, "train.py"], subprocess.PIPE
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=pipe, timeout=60)

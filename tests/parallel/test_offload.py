@@ -42,11 +42,11 @@ def _stored(path: Path, parts: list[list[Any]]) -> list[list[offload.KeptArray]]
     return [[kept[f"{n}.{m}"] for m in range(len(part))] for n, part in enumerate(parts)]
 
 
-def _computed(fetcher: Fetcher, number: int) -> list[Any]:
+def _compute(fetcher: Fetcher, number: int, expected: list[Any]) -> None:
     arrays = fetcher.acquire(number)
-    found = [np.array(anydevice.to_numpy(x)) for x in arrays]
+    for x, y in zip(arrays, expected, strict=True):
+        assert_same_bits(x, y, because="it was copied alone")
     fetcher.release(number, arrays[0])
-    return found
 
 
 @pytest.mark.parametrize("engine", ["torch", "jax", "numpy"])
@@ -64,8 +64,7 @@ def test_parts_come_in_order_round_again_and_out_of_order(
         kept = [[kept_in_memory(own.place(x, device), own) for x in part] for part in parts]
     fetcher = Fetcher(kept, anydevice.device("cpu", engine=engine), own)
     for number in (*range(5), *range(5), 3, 4, 0, 2, 2, 1):
-        for found, wanted in zip(_computed(fetcher, number), parts[number], strict=True):
-            assert_same_bits(found, wanted, because="it was copied alone")
+        _compute(fetcher, number, parts[number])
     fetcher.close()
 
 
@@ -234,8 +233,7 @@ def test_a_card_reads_pinned_memory_by_itself(how: str, monkeypatch: pytest.Monk
     parts = _parts(4, size=100_000)
     fetcher = _on_card(monkeypatch, card, parts, ring)
     for number in (0, 1, 2, 3, 0, 1, 2, 3):
-        for found, wanted in zip(_computed(fetcher, number), parts[number], strict=True):
-            assert_same_bits(found, wanted, because="it was copied alone")
+        _compute(fetcher, number, parts[number])
     if how == "refused":
         assert ring.begun >= 8
         assert 1 <= card.log.count("pin") <= 4, "each is tried once"
@@ -261,9 +259,7 @@ def test_tensors_that_share_a_page_are_pinned_together(monkeypatch: pytest.Monke
     card, ring = _Card(), _Ring()
     fetcher = _on_card(monkeypatch, card, [[row] for row in image], ring)
     for number in (0, 1, 2, 3, 0):
-        assert_same_bits(
-            _computed(fetcher, number)[0], image[number], because="it was copied alone"
-        )
+        _compute(fetcher, number, [image[number]])
     fetcher.close()
     assert ring.begun == 0
     assert len(card.registered) == 1
@@ -294,8 +290,9 @@ def test_nothing_is_in_flight_when_the_memory_goes(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card = _Card()
-    fetcher = _on_card(monkeypatch, card, _parts(5, size=100_000), _Ring())
-    _computed(fetcher, 0)
+    parts = _parts(5, size=100_000)
+    fetcher = _on_card(monkeypatch, card, parts, _Ring())
+    _compute(fetcher, 0, parts[0])
     worker = fetcher._thread
     assert worker is not None
     assert worker.is_alive()
@@ -367,10 +364,9 @@ def test_a_file_that_changed_is_an_error_and_can_be_opened_again(
             file.seek(len(whole) - 4000)
             file.write(bytes(100))
     with pytest.raises(TransferError, match=r"parts\.safetensors"):
-        _computed(fetcher, 2)
+        _compute(fetcher, 2, parts[2])
     path.write_bytes(whole)
-    again = Fetcher(_stored(path, parts), device, engine)
-    assert_same_bits(_computed(again, 2)[0], parts[2][0], because="it was copied alone")
+    _compute(Fetcher(_stored(path, parts), device, engine), 2, parts[2])
 
 
 def test_weights_that_do_not_tell_their_changes_are_refused() -> None:
@@ -399,16 +395,3 @@ def test_a_missing_file_says_so(tmp_path: Path) -> None:
     (tmp_path / "short.safetensors").write_bytes(b"123")
     with pytest.raises(TransferError, match="at least 8"):
         read_parts(tmp_path / "short.safetensors")
-
-
-def test_a_fetcher_that_nobody_has_ends_its_thread() -> None:
-    device, engine = _torch()
-    kept = [[kept_in_memory(x, registry.load("numpy")) for x in part] for part in _parts(3)]
-    fetcher = Fetcher(kept, device, engine)
-    _computed(fetcher, 0)
-    worker = fetcher._thread
-    assert worker is not None
-    assert worker.is_alive()
-    del fetcher
-    worker.join(5)
-    assert not worker.is_alive()

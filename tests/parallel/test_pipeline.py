@@ -53,6 +53,11 @@ def _data() -> tuple[Any, Any]:
     return x, x[:, :4].argmax(1)
 
 
+def _spread(trained: nn.Trained) -> str:
+    assert trained.report is not None
+    return str(trained.report.spread)
+
+
 def test_layers_are_divided_by_their_bytes() -> None:
     equal = [Unit(str(n), 10) for n in range(8)]
     assert divided(equal, 4) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -205,8 +210,7 @@ def test_trainings_on_four_devices_have_the_losses_of_one(tmp_path: Path) -> Non
         asked = {"devices": CARDS, "strategy": "pipeline"}
         trained = nn.train(_model(), data, adam, "cross_entropy", **asked, **options)
         same(trained)
-        assert trained.report is not None
-        assert trained.report.spread == "4 devices, pipeline: as asked"
+        assert _spread(trained) == "4 devices, pipeline: as asked"
         places = {str(anydevice.device_of(each)) for each in leaves(trained.model.parameters)}
         assert places == set(CARDS)
         divided_batches = parallel.pipeline(_model(), CARDS, microbatches=3)
@@ -214,8 +218,7 @@ def test_trainings_on_four_devices_have_the_losses_of_one(tmp_path: Path) -> Non
         held = parallel.pipeline(_model(), ["cuda:0", "cpu"])
         trained = nn.train(held, data, adam, "cross_entropy", **options)
         same(trained)
-        assert trained.report is not None
-        assert "in host memory" in str(trained.report.spread)
+        assert "in host memory" in _spread(trained)
         moved = anydevice.to_device(trained.model, "cpu")
     assert moved.layer == _model().layer
     nn.save(moved, tmp_path / "m.safetensors")
@@ -243,8 +246,7 @@ def test_auto_takes_a_pipeline_where_the_model_does_not_fit_a_device() -> None:
     arguments = nn.Batches(x, y, size=16), nn.AdamW(1e-2), "cross_entropy"
     with testing.fake_machine(cuda=2, memory="200KiB", engines=("torch",)):
         trained = nn.train(_model(), *arguments, epochs=1, devices=["cuda:0", "cuda:1"])
-        assert trained.report is not None
-        assert "more than half of" in str(trained.report.spread)
+        assert "more than half of" in _spread(trained)
     with (
         testing.fake_machine(cuda=2, memory="8GiB", engines=("torch",)),
         pytest.raises(UnsupportedError, match="2 devices in one process need JAX"),
@@ -252,8 +254,7 @@ def test_auto_takes_a_pipeline_where_the_model_does_not_fit_a_device() -> None:
         nn.train(_model(), *arguments, epochs=1, devices=["cuda:0", "cuda:1"])
     with testing.fake_machine(cuda=1):
         trained = nn.train(_model(), *arguments, epochs=1, devices=["cuda:0", "cpu"])
-        assert trained.report is not None
-        assert "parts lie in host memory" in str(trained.report.spread)
+        assert "parts lie in host memory" in _spread(trained)
 
 
 def test_wrong_input_says_what_is_wrong(tmp_path: Path) -> None:
@@ -281,8 +282,6 @@ def test_wrong_input_says_what_is_wrong(tmp_path: Path) -> None:
         parallel.pipeline(model, ["cpu", "cuda:7"])
     with pytest.raises(ConfigurationError, match="a backend or a list of devices, not 3"):
         parallel.Mesh(3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="launch calls a function in each process"):
-        parallel.launch(None)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="a module of PyTorch, not of"):
         parallel.pipeline(abs, ["cpu"])
     held = parallel.pipeline(model, ["cpu", "disk"], folder=tmp_path)

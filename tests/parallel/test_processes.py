@@ -11,7 +11,7 @@ import pytest
 
 from anydevice import device, parallel, testing
 from anydevice._parallel.processes import Launched, _take_own_cards, launched
-from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.errors import UnsupportedError
 
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
@@ -59,11 +59,6 @@ def test_the_variables_of_a_ring_are_understood(tmp_path: Path) -> None:
     found = launched({"MLX_RANK": "2", "MLX_HOSTFILE": str(file)})
     assert found is not None
     assert (found.rank, found.size) == (2, 3)
-
-
-def test_processes_are_of_an_engine_that_can() -> None:
-    with pytest.raises(ConfigurationError, match="engine is one of torch, jax, mlx"):
-        parallel.launch(print, processes=2, engine="numpy")
 
 
 def test_jax_that_has_computed_cannot_join_others() -> None:

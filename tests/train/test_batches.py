@@ -16,6 +16,7 @@ from anydevice._core.device import Device
 from anydevice._train.batches import as_numbers
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError, VerificationError
 from tests.comparing import rounding
+from tests.train.conftest import on_step
 
 X = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int32)
@@ -41,24 +42,21 @@ def losses(*arguments: Any, **options: Any) -> list[float]:
 
 
 def test_wide_numbers_and_lists_train_as_the_same_float32(here: Device) -> None:
-    exact = losses(here, BATCHES)
+    exact = pytest.approx(losses(here, BATCHES), rel=rounding(np.float32, TERMS))
     wide = [(x.astype(np.float64), y.astype(np.int64)) for x, y in BATCHES]
     lists = [(x.tolist(), y.tolist()) for x, y in BATCHES]
+    rows = nn.Batches(X.tolist(), Y.tolist(), 6, shuffle=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert losses(here, wide) == pytest.approx(exact, rel=rounding(np.float32, TERMS))
-        assert losses(here, lists) == pytest.approx(exact, rel=rounding(np.float32, TERMS))
-        rows = nn.Batches(X.tolist(), Y.tolist(), 6, shuffle=False)
-        assert losses(here, rows) == pytest.approx(exact, rel=rounding(np.float32, TERMS))
+        for data in (wide, lists, rows):
+            assert losses(here, data) == exact
 
 
 def test_wide_targets_are_compared_with_float32(here: Device) -> None:
     exact = losses(here, [(X, X)], "mean_squared_error")
-    wide = [(X.astype(np.float64), X.astype(np.float64))]
-    for data in (wide, [(X.tolist(), X.tolist())]):
-        assert losses(here, data, "mean_squared_error") == pytest.approx(
-            exact, rel=rounding(np.float32, 2 * TERMS)
-        )
+    near = pytest.approx(exact, rel=rounding(np.float32, 2 * TERMS))
+    for wide in (X.astype(np.float64), X.tolist()):
+        assert losses(here, [(wide, wide)], "mean_squared_error") == near
 
 
 def test_wide_arrays_of_other_libraries_are_taken_too(jax: Device) -> None:
@@ -211,10 +209,7 @@ def test_arrays_in_the_place_of_batches(jax: Device) -> None:
 
 
 def test_validation_is_looked_at_before_the_first_step(jax: Device) -> None:
-    class Fails(nn.Callback):
-        def step(self, event: nn.TrainingEvent) -> None:
-            raise AssertionError("a step was taken")
-
+    none = on_step(lambda event: pytest.fail("a step was taken"))
     wrong: tuple[tuple[Any, str], ...] = (
         ((X, Y), "^validation is 2 arrays"),
         ([], "validation gave no batches"),
@@ -225,10 +220,10 @@ def test_validation_is_looked_at_before_the_first_step(jax: Device) -> None:
     )
     for given, words in wrong:
         with pytest.raises(ConfigurationError, match=words):
-            trained(jax, BATCHES, validation=given, callbacks=[Fails()])
+            trained(jax, BATCHES, validation=given, callbacks=[none])
     for x, y, words in ((X, Y + 1, "a target is 2"), (X * np.nan, Y, "the batch itself holds NaN")):
         with pytest.raises(VerificationError, match=f"^batch 1 of the validation: {words}"):
-            trained(jax, BATCHES, validation=nn.Batches(x, y, 4), callbacks=[Fails()])
+            trained(jax, BATCHES, validation=nn.Batches(x, y, 4), callbacks=[none])
 
 
 def test_what_can_be_iterated_once_is_not_touched_before(jax: Device) -> None:

@@ -15,6 +15,7 @@ from anydevice._core.device import Device
 from anydevice.errors import ConfigurationError
 from tests.comparing import assert_same_bits
 from tests.nn.conftest import device_of_engine
+from tests.train.libraries import CASES
 
 Array = np.ndarray[Any, Any]
 DRAWN = np.random.default_rng(5)
@@ -91,40 +92,9 @@ def test_shares_and_logits_of_two_classes_are_judged_alike() -> None:
     assert error == pytest.approx(float(np.abs(nn.predict(shares, X) - yes).mean()), rel=1e-5)
 
 
-def torch_module() -> Any:
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.9), torch.nn.Linear(8, 3)
-    )
-
-
-def nnx_module() -> Any:
-    nnx = pytest.importorskip("flax.nnx")
-    keys = nnx.Rngs(0)
-    return nnx.Sequential(
-        nnx.Linear(4, 8, rngs=keys),
-        nnx.BatchNorm(8, rngs=keys),
-        nnx.Dropout(0.9, rngs=keys),
-        nnx.Linear(8, 3, rngs=keys),
-    )
-
-
-def mlx_module() -> Any:
-    mlx = pytest.importorskip("mlx.nn")
-    return mlx.Sequential(mlx.Linear(4, 8), mlx.BatchNorm(8), mlx.Dropout(0.9), mlx.Linear(8, 3))
-
-
-def equinox_module() -> Any:
-    eqx, jax = pytest.importorskip("equinox"), pytest.importorskip("jax")
-    one, other = jax.random.split(jax.random.key(0))
-    layers = eqx.nn.Linear(4, 8, key=one), eqx.nn.Dropout(0.9), eqx.nn.Linear(8, 3, key=other)
-    return jax.vmap(eqx.nn.Sequential(layers))
-
-
-@pytest.mark.parametrize("make", [torch_module, nnx_module, mlx_module, equinox_module])
-def test_modules_of_others_run_in_inference_mode_and_keep_theirs(make: Any) -> None:
-    module = make()
+@pytest.mark.parametrize("library", CASES)
+def test_modules_of_others_run_in_inference_mode_and_keep_theirs(library: str) -> None:
+    module = CASES[library]().model()
     mode = getattr(module, "training", None)
     first = nn.predict(module, X, size=32, device="cpu")
     assert first.shape == (70, 3)
@@ -136,12 +106,12 @@ def test_modules_of_others_run_in_inference_mode_and_keep_theirs(make: Any) -> N
     assert found.loss == pytest.approx(cross_entropy(shares), rel=1e-4)
     assert found["accuracy"] == pytest.approx(float((first.argmax(-1) == IDS).mean()))
     assert getattr(module, "training", None) == mode
-    if make is nnx_module:
-        assert module.layers[2].deterministic is False
-    if make is torch_module:
+    if library == "nnx":
+        assert module.layers[3].deterministic is False
+    if library == "torch":
         module[1].eval()  # a part that is frozen by hand stays so
         nn.predict(module, X)
-        assert [part.training for part in module] == [True, False, True, True]
+        assert [part.training for part in module] == [True, False, True, True, True]
         assert not any(part.grad is not None for part in module.parameters())
         losses = sys.modules["torch"].nn.functional
         own = nn.evaluate(module, (X, IDS), losses.cross_entropy, size=32)
@@ -261,26 +231,25 @@ def test_tables_loaders_and_functions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("function", "data", "options", "said"),
     [
-        (lambda: nn.evaluate(model_on("cpu"), (X, IDS)), "nothing is evaluated"),
-        (lambda: nn.evaluate(model_on("cpu"), X, "cross_entropy"), "no targets"),
-        (lambda: nn.evaluate(model_on("cpu"), (X, IDS[:9]), "cross_entropy"), "70 examples in x"),
-        (lambda: nn.evaluate(model_on("cpu"), (X, IDS), metrics="acc"), "unknown metric 'acc'"),
-        (
-            lambda: nn.evaluate(model_on("cpu"), [(X, IDS), (X, X)], metrics="accuracy"),
-            "batch 2 of the evaluation: accuracy takes",
-        ),
-        (lambda: nn.predict(model_on("cpu"), []), "no batches"),
-        (lambda: nn.predict(model_on("cpu"), 3), "an array, a DataFrame, nn.Batches"),
-        (lambda: nn.predict(model_on("cpu"), X, size=0), "size must be an integer"),
-        (lambda: nn.predict(model_on("cpu"), [(X, IDS, X)]), "not a tuple of 3"),
-        (lambda: nn.predict(model_on("cpu"), X[:, :2]), "Dense"),
+        (nn.evaluate, (X, IDS), {}, "nothing is evaluated"),
+        (nn.evaluate, X, {"loss": "cross_entropy"}, "no targets"),
+        (nn.evaluate, (X, IDS[:9]), {"loss": "cross_entropy"}, "70 examples in x"),
+        (nn.evaluate, (X, IDS), {"metrics": "acc"}, "unknown metric 'acc'"),
+        (nn.evaluate, [(X, IDS), (X, X)], {"metrics": "accuracy"}, "batch 2 of .*: accuracy takes"),
+        (nn.predict, [], {}, "no batches"),
+        (nn.predict, 3, {}, "an array, a DataFrame, nn.Batches"),
+        (nn.predict, X, {"size": 0}, "size must be an integer"),
+        (nn.predict, [(X, IDS, X)], {}, "not a tuple of 3"),
+        (nn.predict, X[:, :2], {}, "Dense"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(call: Any, said: str) -> None:
+def test_what_cannot_be_evaluated_is_refused(
+    function: Any, data: Any, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        call()
+        function(model_on("cpu"), data, **options)
 
 
 def test_an_evaluation_without_a_loss_has_none() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,189 +13,14 @@ import pytest
 from anydevice import nn
 from anydevice._libraries import precision
 from anydevice.errors import ConfigurationError, VerificationError
+from tests.train.libraries import CASES, DATA, EPOCHS, RATE, Equinox, Mlx, Torch, X, Y
 
-NUMBERS = np.random.default_rng(0)
-X = NUMBERS.normal(size=(24, 4)).astype(np.float32)
-Y = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 0)
-DATA = [(X[at : at + 8], Y[at : at + 8]) for at in range(0, 24, 8)]
-"""Three batches."""
-
-EPOCHS = 3
-RATE = 1e-2
 SAME = 1e-6
 LOSS = "cross_entropy"
-LIBRARIES = ("torch", "nnx", "equinox", "mlx")
 quiet = {"progress": False}
 
 
-class Torch:
-    """`torch.nn`, with dropout and a norm."""
-
-    engine = "torch"
-
-    def __init__(self) -> None:
-        self.torch: Any = pytest.importorskip("torch")
-        self.loss = self.torch.nn.functional.cross_entropy
-
-    def model(self) -> Any:
-        modules = self.torch.nn
-        self.torch.manual_seed(0)
-        parts = modules.Linear(4, 8), modules.BatchNorm1d(8), modules.ReLU(), modules.Dropout(0.2)
-        return modules.Sequential(*parts, modules.Linear(8, 3))
-
-    def optimizer(self, model: Any) -> Any:
-        return self.torch.optim.AdamW(model.parameters(), lr=RATE)
-
-    def sgd(self, model: Any) -> Any:
-        return self.torch.optim.SGD(model.parameters(), lr=RATE)
-
-    def step(self, model: Any, optimizer: Any) -> Callable[[Any, Any], float]:
-        def taken(x: Any, y: Any) -> float:
-            x, y = self.torch.tensor(x), self.torch.tensor(y)
-            loss = self.loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return float(loss.detach())
-
-        return taken
-
-    def weights(self, model: Any) -> dict[str, Any]:
-        return {name: x.float().numpy().copy() for name, x in model.state_dict().items()}
-
-
-class Nnx:
-    """`flax.nnx`, with dropout and a norm."""
-
-    engine = "jax"
-
-    def __init__(self) -> None:
-        self.optax: Any = pytest.importorskip("optax")
-        self.nnx: Any = pytest.importorskip("flax.nnx")
-
-    def model(self) -> Any:
-        nnx = self.nnx
-        rngs = nnx.Rngs(0)
-        parts = nnx.Linear(4, 8, rngs=rngs), nnx.BatchNorm(8, rngs=rngs), nnx.relu
-        more = nnx.Dropout(0.2, rngs=rngs), nnx.Linear(8, 3, rngs=rngs)
-        return nnx.Sequential(*parts, *more)
-
-    def optimizer(self, model: Any) -> Any:
-        return self.optax.adamw(RATE)
-
-    def sgd(self, model: Any) -> Any:
-        return self.optax.sgd(RATE)
-
-    def loss(self, output: Any, y: Any) -> Any:
-        return self.optax.softmax_cross_entropy_with_integer_labels(output, y).mean()
-
-    def step(self, model: Any, optimizer: Any) -> Callable[[Any, Any], float]:
-        nnx = self.nnx
-        kept = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
-
-        def whole(model: Any, kept: Any, x: Any, y: Any) -> Any:
-            loss, gradients = nnx.value_and_grad(lambda model: self.loss(model(x), y))(model)
-            kept.update(model, gradients)
-            return loss
-
-        fast = nnx.jit(whole)
-        return lambda x, y: float(fast(model, kept, x, y))
-
-    def weights(self, model: Any) -> dict[str, Any]:
-        state = self.nnx.to_flat_state(self.nnx.state(model))
-        return {
-            ".".join(map(str, path)): np.asarray(x[...]) for path, x in state if "key" not in path
-        }
-
-
-class Equinox(Nnx):
-    """`equinox`, which takes one example."""
-
-    def __init__(self) -> None:
-        self.jax: Any = pytest.importorskip("jax")
-        self.optax: Any = pytest.importorskip("optax")
-        self.eqx: Any = pytest.importorskip("equinox")
-
-    def model(self) -> Any:
-        return self.jax.vmap(self.eqx.nn.MLP(4, 3, 8, 1, key=self.jax.random.key(0)))
-
-    def step(self, model: Any, optimizer: Any) -> Callable[[Any, Any], float]:
-        now = [model.__wrapped__, None]
-        now[1] = optimizer.init(self.eqx.filter(now[0], self.eqx.is_inexact_array))
-
-        def whole(module: Any, state: Any, x: Any, y: Any) -> Any:
-            def value(module: Any) -> Any:
-                return self.loss(self.jax.vmap(module)(x), y)
-
-            loss, gradients = self.eqx.filter_value_and_grad(value)(module)
-            changes, state = optimizer.update(gradients, state, module)
-            return loss, self.eqx.apply_updates(module, changes), state
-
-        fast = self.eqx.filter_jit(whole)
-
-        def taken(x: Any, y: Any) -> float:
-            loss, *now[:] = fast(*now, x, y)
-            return float(loss)
-
-        return taken
-
-    def weights(self, model: Any) -> dict[str, Any]:
-        module = model.__wrapped__
-        return {
-            f"{at}.{name}": np.asarray(getattr(layer, name))
-            for at, layer in enumerate(module.layers)
-            for name in ("weight", "bias")
-        }
-
-
-class Mlx:
-    """`mlx.nn`, with dropout and a norm."""
-
-    engine = "mlx"
-
-    def __init__(self) -> None:
-        self.mx: Any = pytest.importorskip("mlx.core")
-        self.modules: Any = pytest.importorskip("mlx.nn")
-        self.optimizers: Any = pytest.importorskip("mlx.optimizers")
-
-    def model(self) -> Any:
-        self.mx.random.seed(0)
-        nn = self.modules
-        parts = nn.Linear(4, 8), nn.BatchNorm(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)
-        model = nn.Sequential(*parts)
-        self.mx.eval(model.parameters())
-        return model
-
-    def optimizer(self, model: Any) -> Any:
-        return self.optimizers.AdamW(RATE)
-
-    def sgd(self, model: Any) -> Any:
-        return self.optimizers.SGD(RATE)
-
-    def loss(self, output: Any, y: Any) -> Any:
-        return self.modules.losses.cross_entropy(output, y).mean()
-
-    def step(self, model: Any, optimizer: Any) -> Callable[[Any, Any], float]:
-        both = self.modules.value_and_grad(model, lambda x, y: self.loss(model(x), y))
-
-        def taken(x: Any, y: Any) -> float:
-            loss, gradients = both(self.mx.array(x), self.mx.array(y.astype(np.int32)))
-            optimizer.update(model, gradients)
-            self.mx.eval(model.parameters(), optimizer.state)
-            return float(loss)
-
-        return taken
-
-    def weights(self, model: Any) -> dict[str, Any]:
-        from mlx.utils import tree_flatten
-
-        return {name: np.array(x) for name, x in tree_flatten(model.parameters())}
-
-
-CASES: dict[str, Any] = {"torch": Torch, "nnx": Nnx, "equinox": Equinox, "mlx": Mlx}
-
-
-@pytest.fixture(params=LIBRARIES)
+@pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> Any:
     return CASES[request.param]()
 
@@ -217,6 +41,13 @@ def train(case: Any, model: Any = None, data: Any = DATA, **options: Any) -> Any
     optimizer = options.pop("optimizer", None) or case.optimizer(model)
     options = {"epochs": EPOCHS, "loss": case.loss, "device": "cpu", **quiet} | options
     return nn.train(model, data, optimizer, **{**compiled(case), **options})
+
+
+def training_of(case: Any, data: Any = DATA, **options: Any) -> nn.Training:
+    model = options.pop("model", None) or case.model()
+    optimizer = options.pop("optimizer", None) or case.optimizer(model)
+    options = {"loss": case.loss, "device": "cpu", **compiled(case), **options}
+    return nn.Training(model, optimizer, data, **options)
 
 
 def by_hand(case: Any) -> list[float]:
@@ -286,12 +117,11 @@ def plain(case: Any) -> Any:
     if isinstance(case, Torch):
         case.torch.manual_seed(0)
         return case.torch.nn.Linear(4, 3)
-    if isinstance(case, Nnx) and not isinstance(case, Equinox):
-        return case.nnx.Linear(4, 3, rngs=case.nnx.Rngs(0))
     if isinstance(case, Mlx):
         case.mx.random.seed(0)
         return case.modules.Linear(4, 3)
-    return case.model()
+    is_nnx = not isinstance(case, Equinox)
+    return case.nnx.Linear(4, 3, rngs=case.nnx.Rngs(0)) if is_nnx else case.model()
 
 
 def test_mixed_precision_computes_in_16_bits_and_keeps_the_weights(case: Any) -> None:
@@ -335,13 +165,6 @@ def test_a_training_that_is_resumed_is_the_same_bit_for_bit(case: Any, tmp_path:
 
 
 def test_a_loop_goes_on_in_the_middle_of_an_epoch(quick: Any, tmp_path: Path) -> None:
-    def made() -> nn.Training:
-        model = quick.model()
-        how = compiled(quick)
-        return nn.Training(
-            model, quick.optimizer(model), DATA, quick.loss, device="cpu", accumulate=2, **how
-        )
-
     def steps(training: nn.Training, stop: int | None = None) -> list[float]:
         losses = []
         for _ in training.epochs(2):
@@ -353,17 +176,17 @@ def test_a_loop_goes_on_in_the_middle_of_an_epoch(quick: Any, tmp_path: Path) ->
         return losses
 
     path = tmp_path / "run.safetensors"
-    first = made()
+    first = training_of(quick, accumulate=2)
     whole = steps(first)
-    begun = steps(made(), stop=4)
-    again = made()
+    begun = steps(training_of(quick, accumulate=2), stop=4)
+    again = training_of(quick, accumulate=2)
     again.load(path)
     assert (again.epoch, again.position) == (2, 1)
     assert begun + steps(again) == whole
     assert_same(quick.weights(again.model), quick.weights(first.model))
 
 
-def test_patience_returns_the_best_weights(case: Any, tmp_path: Path) -> None:
+def test_patience_returns_the_best_weights(case: Any) -> None:
     model = case.model()
     kept = []
 
@@ -385,9 +208,7 @@ def test_nan_in_a_batch_is_told_and_harms_nothing(case: Any) -> None:
     x = X[8:16].copy()
     x[3, 1] = np.nan
     good = case.weights(train(case, data=DATA[:1], epochs=1).model)
-    model = case.model()
-    optimizer = case.optimizer(model)
-    tried = nn.Training(model, optimizer, None, case.loss, device="cpu", **compiled(case))
+    tried = training_of(case, None)
     tried.step(DATA[0])
 
     def wrong() -> None:  # is told at once, or when the losses are read
@@ -430,9 +251,8 @@ def test_an_optimizer_of_another_library_is_refused(module: str, other: str) -> 
 @pytest.mark.parametrize("loader", [iter(DATA), [], X], ids=["once", "empty", "array"])
 def test_a_loop_of_your_own_does_not_end_in_silence(loader: Any) -> None:
     def train() -> None:
-        training = nn.Training(
-            nn.build(nn.Dense(4, 3), device="cpu"), nn.SGD(RATE), loader, LOSS, device="cpu"
-        )
+        model = nn.build(nn.Dense(4, 3), device="cpu")
+        training = nn.Training(model, nn.SGD(RATE), loader, LOSS, device="cpu")
         for _ in training.epochs(2):
             for batch in training:
                 training.step(batch)
@@ -491,7 +311,7 @@ def test_a_scheduler_with_a_rate_for_each_group(torch: Any) -> None:
     factors = [lambda step: 1.0, lambda step: 1.0 * (step == 0)]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
     rates = []
-    training = nn.Training(model, optimizer, DATA, case.loss, device="cpu", schedule=schedule)
+    training = training_of(case, model=model, optimizer=optimizer, schedule=schedule)
     for batch in training:
         rates.append([group["lr"] for group in optimizer.param_groups])
         before = model[4].weight.detach().clone()
@@ -570,11 +390,9 @@ def test_a_loader_with_its_own_generator_goes_on_in_its_order(torch: Any, tmp_pa
     case, path = Torch(), tmp_path / "run.safetensors"
 
     def losses(stop: int | None = None, load: bool = False) -> list[float]:
-        model = case.model()
         rows = TensorDataset(torch.tensor(X), torch.tensor(Y))
         generator = torch.Generator().manual_seed(3)
-        loader = DataLoader(rows, batch_size=4, shuffle=True, generator=generator)
-        taken = nn.Training(model, case.optimizer(model), loader, case.loss, device="cpu")
+        taken = training_of(case, DataLoader(rows, 4, shuffle=True, generator=generator))
         if load:
             taken.load(path)
         found = []
@@ -605,11 +423,7 @@ def test_a_loss_that_is_nan_ends_a_training_in_float16_too(
     torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "has_bfloat16", lambda device: False)
-    case = Torch()
-    model = case.model()
-    training = nn.Training(
-        model, case.optimizer(model), DATA, case.loss, device="cpu", precision="mixed"
-    )
+    training = training_of(Torch(), precision="mixed")
     training.step(DATA[0])
     training.read()
     training.step((np.full_like(X[:8], np.nan), Y[:8]))
@@ -624,8 +438,7 @@ def test_a_loss_and_what_it_holds_go_with_their_training(torch: Any) -> None:
         def loss(model: Any, x: Any, y: Any) -> Any:
             return case.loss(model(x) - teacher(x).detach(), y)
 
-        model = case.model()
-        nn.Training(model, case.optimizer(model), loss=loss, device="cpu").step(DATA[0])
+        training_of(case, loss=loss).step(DATA[0])
         return weakref.ref(teacher)
 
     held = train_by(case.model())

@@ -183,7 +183,7 @@ def test_what_every_process_holds_as_a_whole_counts_once_in_each_group(
     from anydevice._libraries.torch import mesh as torch_mesh
     from anydevice._libraries.torch.mesh import Group, Layout
     from anydevice._parallel.mesh import Mesh
-    from anydevice._train.sharding import ShardStrategy
+    from anydevice._train.data_parallel import ShardStrategy
 
     squares: list[float] = []
 
@@ -205,7 +205,7 @@ def test_what_every_process_holds_as_a_whole_counts_once_in_each_group(
 def test_a_mesh_that_shards_is_kept_and_not_replicated() -> None:
     from anydevice._libraries.torch.mesh import Group
     from anydevice._parallel.mesh import Mesh
-    from anydevice._train.strategy import _choose_sizes
+    from anydevice._train.data_parallel import _choose_sizes
     from anydevice.errors import ConfigurationError
 
     mesh = Mesh(["cpu"], replicate=2, shard=2, group=Group(0, 4))

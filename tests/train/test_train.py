@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from anydevice.errors import ConfigurationError, UnsupportedError, VerificationE
 from tests.comparing import assert_close, assert_same_bits, assert_same_integers, rounding
 from tests.nn.conftest import TRAINING
 from tests.nn.conftest import device_of_engine as cpu
+from tests.train.conftest import on_step
 
 # PyTorch's compiler itself imports what PyTorch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
@@ -164,15 +166,11 @@ def test_a_scaled_loss_leaves_out_steps_that_overflow(
 
 
 def test_schedules_give_the_rate_of_each_step(here: Device) -> None:
-    seen: list[float] = []
-
-    class Rates(nn.Callback):
-        def step(self, event: nn.TrainingEvent) -> None:
-            seen.append(event.rate)
-
+    rates: list[float] = []
     schedule = nn.WarmUp(4, then=nn.CosineRate(0.1, 8))
-    run = trained(here, schedule=schedule, callbacks=[Rates()])
-    assert seen == [schedule(step) for step in range(1, 13)]
+    noting = on_step(lambda event: rates.append(event.rate))
+    run = trained(here, schedule=schedule, callbacks=[noting])
+    assert rates == [schedule(step) for step in range(1, 13)]
     assert run.history[-1].rate == schedule(12)
     own = trained(here, optimizer=nn.AdamW(schedule))
     assert same(run.model, own.model)
@@ -223,19 +221,19 @@ def test_the_setting_mixed_precision_is_the_default(here: Device) -> None:
 
 def test_one_device_may_stand_in_a_list_and_several_are_asked_for_by_devices() -> None:
     pytest.importorskip("torch")
-    with pytest.raises(ConfigurationError, match=r"device= is one device, .*use devices="):
-        trained(["cpu:0", "cpu:1"])  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="both given"):
-        trained("cpu", devices=["cpu"])
-    with pytest.raises(ConfigurationError, match="devices= is empty"):
-        trained(None, devices=[])
+    wrong: tuple[tuple[Any, dict[str, Any], str], ...] = (
+        (["cpu:0", "cpu:1"], {}, r"device= is one device, .*use devices="),
+        ("cpu", {"devices": ["cpu"]}, "both given"),
+        (None, {"devices": []}, "devices= is empty"),
+        (None, {"devices": ["cpu"], "strategy": "both"}, "strategy is one of auto, replicate"),
+        ("cpu", {"strategy": "shard"}, "give devices= too"),
+    )
+    for device, options, words in wrong:
+        with pytest.raises(ConfigurationError, match=words):
+            trained(device, **options)
     with pytest.raises(UnsupportedError, match="2 devices in one process need JAX") as seen:
         trained(None, devices=[cpu("torch"), cpu("torch")])
     assert "anydevice launch" in seen.value.reasons[0].fix
-    with pytest.raises(ConfigurationError, match="strategy is one of auto, replicate, shard"):
-        trained(None, devices=["cpu"], strategy="both")
-    with pytest.raises(ConfigurationError, match="give devices= too"):
-        trained("cpu", strategy="shard")
     for one in (["cpu"], [cpu("torch")], "cpu:0"):
         assert anydevice.device_of(trained(None, devices=one).model) == cpu("torch")
 
@@ -387,29 +385,28 @@ def test_callbacks_see_the_training_and_may_stop_it(here: Device) -> None:
         trained(here, callbacks=["text"])
 
 
+def interrupt(event: nn.TrainingEvent) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_ctrl_c_ends_after_the_step_and_saves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.safetensors"
-
-    class Interrupts(nn.Callback):
-        def step(self, event: nn.TrainingEvent) -> None:
-            if event.steps == 8:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    run = trained(cpu("jax"), save=path, callbacks=[Interrupts()])
+    interrupting = on_step(lambda event: interrupt(event) if event.steps == 8 else None)
+    run = trained(cpu("jax"), save=path, callbacks=[interrupting])
     assert run.stopped == "Ctrl-C"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert f"after step 8: saved to {path}" in capsys.readouterr().err
     rest = trained(cpu("jax"), resume=path)
     assert same(rest.model, trained(cpu("jax")).model)
-    assert trained(cpu("jax"), callbacks=[Interrupts()]).stopped == "Ctrl-C"
+    assert trained(cpu("jax"), callbacks=[interrupting]).stopped == "Ctrl-C"
     assert "nothing was saved" in capsys.readouterr().err
 
 
 FORKING = """
 import os, signal
-from anydevice._train.loop import Interrupts
+from anydevice._train.train import Interrupts
 
 with Interrupts() as interrupts:
     interrupts.acknowledge = lambda: os.write(1, b"stopping ")
@@ -418,7 +415,7 @@ with Interrupts() as interrupts:
     if not worker:
         os.kill(os.getpid(), signal.SIGINT)
         os._exit(3)
-    print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), interrupts.asked)
+    print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), interrupts.requested)
 """
 
 
@@ -430,20 +427,12 @@ def test_workers_that_read_data_leave_ctrl_c_to_the_training() -> None:
 
 
 def test_the_second_ctrl_c_interrupts() -> None:
-    class Insists(nn.Callback):
-        def step(self, event: nn.TrainingEvent) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-
     with pytest.raises(KeyboardInterrupt):
-        trained(cpu("jax"), callbacks=[Insists()])
+        trained(cpu("jax"), callbacks=[on_step(interrupt), on_step(interrupt)])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_ctrl_c_at_the_end_of_an_epoch_and_other_threads() -> None:
-    def interrupt(event: nn.TrainingEvent) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
     run = trained(cpu("jax"), callbacks=[interrupt])
     assert (run.stopped, len(run.history)) == ("Ctrl-C", 1)
     runs: list[nn.Trained] = []
@@ -453,14 +442,10 @@ def test_ctrl_c_at_the_end_of_an_epoch_and_other_threads() -> None:
     assert len(runs[0].history) == 2
 
 
-class Recorder:
-    """What any logger with `log(dict)` gets."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def log(self, values: dict[str, Any]) -> None:
-        self.rows.append(values)
+def recorder() -> Any:
+    """A logger with `log(dict)`, and the rows that it gets."""
+    rows: list[dict[str, Any]] = []
+    return SimpleNamespace(rows=rows, log=rows.append)
 
 
 class Writer:
@@ -474,7 +459,7 @@ class Writer:
 
 
 def test_a_log_gets_every_epoch() -> None:
-    log, writer, every = Recorder(), Writer(), Recorder()
+    log, writer, every = recorder(), Writer(), recorder()
     run = trained(
         cpu("jax"),
         validation=data(),
@@ -495,7 +480,7 @@ def test_a_log_gets_every_epoch() -> None:
 
 
 def test_a_log_gets_metrics_by_their_names_and_no_rate_that_nobody_knows() -> None:
-    log = Recorder()
+    log = recorder()
     run = trained(cpu("jax"), validation=data(), metrics="accuracy", callbacks=nn.Log(log))
     assert [row["accuracy"] for row in log.rows] == run.history.metrics["accuracy"]
     assert "metrics" not in log.rows[0]
@@ -522,17 +507,12 @@ def test_a_log_that_takes_no_numbers_or_after_no_number_of_steps_is_refused() ->
             nn.Log(target)
     for every in (0, True, 2.5):
         with pytest.raises(ConfigurationError, match="every must be an integer of 1"):
-            nn.Log(Recorder(), every=every)  # type: ignore[arg-type]
+            nn.Log(recorder(), every=every)  # type: ignore[arg-type]
 
 
-def test_progress_tells_the_loss_the_rate_the_speed_and_the_time_left(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_without_a_length_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_READ_EVERY", 0.0)
-    trained(cpu("jax"), progress=True)
-    trained(cpu("jax"), progress=True, data=list(data()(0, 1)))
     trained(cpu("jax"), progress=True, data=lambda seed, epoch: data()(seed, epoch))
-    trained(cpu("jax"))
     with TrainingProgress(2, None, 0, wanted=True) as shown:
         shown.tell(1, 0, None, 0.0, 0)
     assert clock(59.6) == "1:00"
@@ -682,16 +662,6 @@ def test_a_loss_that_is_not_one_number_is_refused(here: Device, accumulate: int)
     ):
         with pytest.raises(ConfigurationError, match=words):
             trained(here, loss=loss, accumulate=accumulate, optimize="none")
-
-
-def test_other_errors_of_the_first_step_stay_as_they_are() -> None:
-    class Raises(nn.Layer):
-        def apply(self, parameters: Any, x: Any, run: nn.Run) -> Any:
-            raise LookupError("not here")
-
-    model = nn.Model(nn.Chain(nn.Dense(8, 3), Raises()), device="cpu")
-    with pytest.raises(LookupError, match="not here"):
-        trained(cpu("torch"), model=model)
 
 
 def outside(target: int) -> list[tuple[Array, Array]]:

@@ -27,9 +27,8 @@ def model_on(device: Device | str = "cpu") -> nn.Model:
 
 
 def train(model: Any, data: Any = DATA, epochs: int = 2, **options: Any) -> nn.Trained:
-    return nn.train(
-        model, data, nn.Adam(1e-2), "cross_entropy", epochs=epochs, progress=False, **options
-    )
+    given = {"optimizer": nn.Adam(1e-2), "loss": "cross_entropy", "progress": False, **options}
+    return nn.train(model, data, epochs=epochs, **given)
 
 
 def compiling(device: Device) -> str:
@@ -60,9 +59,9 @@ def test_metrics_get_the_output_of_the_model_itself(here: Device) -> None:
     asked = ["accuracy", "mae", "auc"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the sigmoid, once
-        trained = nn.train(
-            model, data, nn.SGD(0.1), "binary_cross_entropy", epochs=1, validation=data,
-            metrics=asked, device=here, optimize="none", progress=False,
+        trained = train(
+            model, data, 1, loss="binary_cross_entropy", validation=data, metrics=asked,
+            device=here, optimize="none",
         )  # fmt: skip
     shares = nn.predict(trained.model, X)
     found = trained.history.metrics
@@ -118,14 +117,11 @@ def test_what_is_frozen_is_not_trained(here: Device) -> None:
     before, after = leaves(model.parameters), leaves(anydevice.to_numpy(trained.parameters))
     for name, old, new in zip(leaf_names(model.parameters), before, after, strict=True):
         assert bool((old != new).any()) == (name not in model.frozen), name
+    with pytest.raises(ConfigurationError, match=r"no parameters to train; model\.unfreeze\(\)"):
+        train(model.freeze())
     moved = train(model.unfreeze(), device=here, optimize=optimize).model
     pairs = zip(before, leaves(anydevice.to_numpy(moved.parameters)), strict=True)
     assert all((old != new).any() for old, new in pairs)
-
-
-def test_a_model_that_is_all_frozen_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"no parameters to train; model\.unfreeze\(\)"):
-        train(model_on().freeze())
 
 
 def test_another_freezing_is_another_training(tmp_path: Path) -> None:
@@ -140,9 +136,8 @@ def test_another_freezing_is_another_training(tmp_path: Path) -> None:
 def test_groups_of_parameters_are_trained_as_told(here: Device) -> None:
     model = model_on().freeze("[3].bias")
     optimizer = nn.SGD(0.1, groups={"[0]": {"rate": 0.0}, "*.bias": {"rate": 0.05}})
-    trained = nn.train(
-        model, DATA, optimizer, "cross_entropy", epochs=1, device=here, progress=False
-    ).model
+    options = {"optimizer": optimizer, "device": here, "optimize": compiling(here)}
+    trained = train(model, epochs=1, **options).model
     before, after = leaves(model.parameters), leaves(anydevice.to_numpy(trained.parameters))
     same = [
         name
@@ -171,16 +166,10 @@ def test_metrics_of_modules_of_others() -> None:
         (nnx.Linear(4, 3, rngs=nnx.Rngs(0)), optax.sgd(0.1)),
         (mlx.Linear(4, 3), mlx_optimizers.SGD(0.1)),
     ):
-        trained = nn.train(
-            model, DATA, optimizer, nn.cross_entropy, epochs=1, validation=HELD,
-            metrics=["accuracy"], device="cpu", progress=False,
-        )  # fmt: skip
+        judged: dict[str, Any] = {"validation": HELD, "metrics": "accuracy", "device": "cpu"}
+        trained = train(model, epochs=1, optimizer=optimizer, **judged)
         expected = nn.evaluate(trained.model, HELD, nn.cross_entropy, "accuracy", device="cpu")
         assert trained.history[-1].metrics == expected.metrics
         assert trained.history[-1].validation == pytest.approx(expected.loss, rel=1e-5)
     with pytest.raises(ConfigurationError, match="metrics need a loss of"):
-        nn.train(
-            module, DATA, torch.optim.SGD(module.parameters(), 0.1),
-            lambda model, x, y: torch.nn.functional.cross_entropy(model(x), y), epochs=1,
-            validation=HELD, metrics="accuracy", device="cpu", progress=False,
-        )  # fmt: skip
+        train(module, epochs=1, loss=lambda model, x, y: model(x).sum(), **judged)

@@ -29,7 +29,7 @@ MAX_OVERRUN = 8
 """A workload that would take this many times the limit, judging by a smaller one, is skipped."""
 
 _WRITTEN_IN_PLACE = ("numpy", "torch", "cupy")
-"""Engines whose arrays `a[...] = b` writes in place: a copy that allocates nothing."""
+"""Engines with `a[...] = b` in place: a copy that allocates nothing."""
 
 TOO_FAST = 2.0
 """An op without arithmetic that exceeds the bandwidth by this factor returned a view."""
@@ -61,7 +61,7 @@ Make = Callable[[Runner], Callable[[], Any]]
 
 
 class Tried(Record):
-    """The trial of a device: the dtypes whose matmul is timed, and the sizes."""
+    """The trial of a device: the dtypes of matmul, and the sizes."""
 
     dtypes: tuple[str, ...]
     sizes: WorkloadSizes
@@ -78,7 +78,7 @@ class Workload(Record):
 
     @property
     def key(self) -> tuple[str, str | None]:
-        """The workload's identity among those of an engine."""
+        """The identity of the workload within an engine."""
         return self.name, self.dtype
 
 
@@ -106,8 +106,8 @@ def measure_ceilings(
 ) -> tuple[tuple[Ceiling, ...], tuple[str, ...]]:
     """Measure the ceilings of each device; return them, and a note for each that failed.
 
-    `dtypes` are those whose matmul is timed; `sizes` replaces the defaults. `rate_of` times a
-    workload of an engine; the default does so in this process.
+    Matmul is timed in each of `dtypes`; `sizes` replaces the defaults. `rate_of` times a workload
+    of an engine, by default in this process.
     """
     time_one = rate_of or time_workload
     tries = [
@@ -118,20 +118,20 @@ def measure_ceilings(
     ]
     best: dict[tuple[str, str, str | None], Ceiling] = {}
     failed: dict[tuple[str, str, str | None], str] = {}
-    slow: dict[tuple[str, str | None, str], float] = {}
+    rates: dict[tuple[str, str | None, str], float] = {}
     for number, (runner, tried, load) in enumerate(tries):
         if progress is not None:
             progress(number, len(tries), f"ceiling of {runner}: {load.name}")
         key = (str(runner.device), load.what, load.dtype)
         same = (str(runner), load.dtype, load.what)
         # At a larger size it will hardly be faster, and may take minutes.
-        if same in slow and load.work / slow[same] > MAX_OVERRUN * limit:
+        if same in rates and load.work / rates[same] > MAX_OVERRUN * limit:
             continue
         rate = time_one(runner, tried, load.key, limit)
         if isinstance(rate, str):  # another workload or engine may do it; the note says if none
             failed.setdefault(key, f"{runner.engine}: {rate}")
             continue
-        slow[same] = rate
+        rates[same] = rate
         if key not in best or rate > best[key].rate:
             best[key] = Ceiling(key[0], load.what, rate, runner.engine, load.name, load.dtype)
     notes = tuple(
@@ -162,7 +162,8 @@ def workloads(runner: Runner, tried: Tried) -> Iterator[Workload]:
     if runner.device.kind != "cpu" and sizes.bus:
         shown, size = format_size(sizes.bus), sizes.bus
         yield Workload("to device", f"to_device of {shown}", size, partial(_send, size))
-        yield Workload("to host", f"to_numpy of {shown}", size, partial(_fetch, size))
+        fetch = partial(_send, size, back=True)
+        yield Workload("to host", f"to_numpy of {shown}", size, fetch)
 
 
 def time_workload(
@@ -171,23 +172,18 @@ def time_workload(
     """Return the work per second of an engine on a workload, or the reason of its failure."""
     [load] = [each for each in workloads(runner, tried) if each.key == key]
     try:
-        return _rate(runner, load, limit)
-    except Exception as error:  # an engine fails in any way it likes
+        engine = runner.load()
+        with runner.scope():
+            call = load.make(runner)
+            engine.synchronize(runner.place)
+
+            def finish(results: list[Any]) -> None:
+                engine.finish([each for each in results if engine.owns(each)])
+
+            timing = time_calls(lambda _: call(), finish, limit=limit, max_calls=4)
+    except Exception as error:  # an engine may raise any error
         return f"{type(error).__name__}: {error}"
-
-
-def _rate(runner: Runner, load: Workload, limit: float) -> float:
-    engine = runner.load()
-    with runner.scope():
-        call = load.make(runner)
-        engine.synchronize(runner.place)
-
-        def finish(results: list[Any]) -> None:
-            engine.finish([each for each in results if engine.owns(each)])
-
-        # The fastest sample: what the device can do, not what others left of it meanwhile.
-        timing = time_calls(lambda _: call(), finish, limit=limit, max_calls=4)
-    return load.work / timing.fastest
+    return load.work / timing.fastest  # other programs slow down the other samples
 
 
 def _place_ones(runner: Runner, count: int) -> Any:
@@ -215,19 +211,15 @@ def _square(edge: int, dtype: str, runner: Runner) -> Callable[[], Any]:
     return partial(ops.matmul, *(runner.load().place(x, runner.place) for x in rounded))
 
 
-def _send(size: int, runner: Runner) -> Callable[[], Any]:
-    device = runner.device.served_by(runner.engine)
-    return partial(to_device, np.ones(size, np.uint8), device)
-
-
-def _fetch(size: int, runner: Runner) -> Callable[[], Any]:
-    return partial(to_numpy, _send(size, runner)())
+def _send(size: int, runner: Runner, back: bool = False) -> Callable[[], Any]:
+    send = partial(to_device, np.ones(size, np.uint8), runner.device.served_by(runner.engine))
+    return partial(to_numpy, send()) if back else send
 
 
 def ceiling_of(
     ceilings: Sequence[Ceiling], device: str, what: What, dtype: str | None = None
 ) -> Ceiling | None:
-    """Return the ceiling of a device, for "matmul" that of a dtype; `None` if unknown."""
+    """Return a ceiling of a device, for "matmul" in a dtype; `None` if unknown."""
     wanted = (device, what, dtype)
     return next((c for c in ceilings if (c.device, c.what, c.dtype) == wanted), None)
 
@@ -239,30 +231,27 @@ def judge(
 
     `written` has the bytes of each one's results.
     """
-    moving = without_views(measurements, ceilings, written)
-    bounded = [
-        _with_bound(measurement, ceilings, results)
-        for measurement, results in zip(moving, written, strict=True)
-    ]
-    on_cpu = [m for m in bounded if m.device == "cpu" and m.state == "measured"]
+    pairs = zip(without_views(measurements, ceilings, written), written, strict=True)
+    bounded = [_with_bound(measurement, ceilings, results) for measurement, results in pairs]
+    on_cpu = [m for m in bounded if m.device == "cpu" and m.state == "measured" and m.seconds]
     return tuple(_with_speed_up(measurement, on_cpu) for measurement in bounded)
 
 
 def without_views(
     measurements: Sequence[Measurement], ceilings: Sequence[Ceiling], written: Sequence[int]
 ) -> tuple[Measurement, ...]:
-    """Return the measurements, with `moved=0` for those that are too fast to have copied."""
+    """Return the measurements, with `moved=0` if an op was too fast to have copied."""
+
+    def is_view(measurement: Measurement, results: int) -> bool:
+        memory = memory_ceiling(measurement, ceilings, results)
+        if memory is None or measurement.operations or not measurement.seconds:
+            return False
+        return measurement.moved / measurement.seconds > TOO_FAST * memory.rate
+
     return tuple(
-        replace(each, moved=0) if _is_too_fast(each, ceilings, results) else each
+        replace(each, moved=0) if is_view(each, results) else each
         for each, results in zip(measurements, written, strict=True)
     )
-
-
-def _is_too_fast(measurement: Measurement, ceilings: Sequence[Ceiling], results: int) -> bool:
-    memory = memory_ceiling(measurement, ceilings, results)
-    if memory is None or measurement.operations or not measurement.seconds:
-        return False
-    return measurement.moved / measurement.seconds > TOO_FAST * memory.rate
 
 
 def memory_ceiling(
@@ -294,29 +283,21 @@ def _with_speed_up(measurement: Measurement, on_cpu: Sequence[Measurement]) -> M
     if same:
         rival = next((m for m in same if m.engine == "numpy"), None)
         rival = rival or min(same, key=lambda m: m.seconds)
-        return _with_rival(measurement, rival, rival.seconds / measurement.seconds)
-    return _compare_work(measurement, of_op)
-
-
-def _compare_work(measurement: Measurement, of_op: list[Measurement]) -> Measurement:
-    """Compare work per second, for a case of an accelerator that is too large for the CPU."""
-    working = [m for m in of_op if _work(m)]
-    alike = [m for m in working if m.bound == measurement.bound] or working
-    alike = [m for m in alike if m.dtype == measurement.dtype] or alike
-    if not alike or not _work(measurement):
-        return measurement
-    rival = max(alike, key=lambda m: _work(m) / m.seconds)
-    speed_up = (_work(measurement) / measurement.seconds) / (_work(rival) / rival.seconds)
-    return _with_rival(measurement, rival, speed_up)
-
-
-def _work(measurement: Measurement) -> int:
-    """Return the operations, or the bytes of an op without any."""
-    return measurement.operations or measurement.moved
-
-
-def _with_rival(measurement: Measurement, rival: Measurement, speed_up: float) -> Measurement:
+        speed_up = rival.seconds / measurement.seconds
+    else:  # a case of an accelerator that is too large for the CPU: compare work per second
+        working = [m for m in of_op if _speed(m)]
+        alike = [m for m in working if m.bound == measurement.bound] or working
+        alike = [m for m in alike if m.dtype == measurement.dtype] or alike
+        if not alike or not _speed(measurement):
+            return measurement
+        rival = max(alike, key=_speed)
+        speed_up = _speed(measurement) / _speed(rival)
     return replace(measurement, speed_up=speed_up, over=f"{rival.device} with {rival.engine}")
+
+
+def _speed(measurement: Measurement) -> float:
+    """Return the operations a second, or the bytes of an op without any."""
+    return (measurement.operations or measurement.moved) / measurement.seconds
 
 
 def raise_ceilings(

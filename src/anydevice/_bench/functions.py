@@ -155,7 +155,7 @@ def benchmark(
     finally:
         for part, home in homes:
             if home is not None:
-                to_device(part, home)  # only what is moved in place has to move
+                to_device(part, home)  # does nothing unless it was moved in place
     name = str(getattr(function, "__name__", None) or type(function).__name__)
     return Timings(name, _with_speed_ups(rows))
 
@@ -173,23 +173,15 @@ def _targets(
 ) -> Iterator[tuple[Device, str | None]]:
     """Yield each device with the requested engine, or the one of the arrays' library."""
     if devices is None:
-        for device in _default_devices():
-            yield device, _engine(device, library)
+        # Every usable device once: the CPU first, and not again through OpenCL.
+        for device in sorted(usable_devices(), key=lambda device: device.kind != "cpu"):
+            if device.kind != "cpu" or (device.backend, device.index) == ("cpu", 0):
+                yield device, _engine(device, library)
         return
     for each in [devices] if isinstance(devices, Device | str) else devices:
-        asked = each.engine_asked if isinstance(each, Device) else None
+        engine = each.engine_asked if isinstance(each, Device) else None
         device = choose_device(each)
-        yield device, asked or _engine(device, library)
-
-
-def _default_devices() -> list[Device]:
-    """Return every usable device once, the CPU first and not again through OpenCL."""
-    every = [
-        device
-        for device in usable_devices()
-        if device.kind != "cpu" or (device.backend, device.index) == ("cpu", 0)
-    ]
-    return sorted(every, key=lambda device: device.kind != "cpu")
+        yield device, engine or _engine(device, library)
 
 
 def _library(tree: Any) -> str | None:
@@ -206,11 +198,10 @@ def _engine(device: Device, library: str | None) -> str | None:
 
 def _row(tree: tuple[Any, Any, Any], device: Device, limit: float) -> DeviceTiming:
     try:
-        timing = _time_on(tree, device, limit)
-    except Exception as error:  # whatever the function raises there is its result there
-        reason = in_a_line(error, device)
-        return DeviceTiming(str(device), device.engine, reason=reason)
-    return DeviceTiming(str(device), device.engine, **timing.figures)
+        figures = _time_on(tree, device, limit).figures
+    except Exception as error:  # an error of the function is a result
+        figures = {"reason": in_a_line(error, device)}
+    return DeviceTiming(str(device), device.engine, **figures)
 
 
 def _time_on(tree: tuple[Any, Any, Any], device: Device, limit: float) -> Timing:

@@ -1,8 +1,7 @@
-"""How fast a language model reads and writes on its device, beside what the device could do.
+"""The speed of a language model on its device, beside the limits of the device.
 
-To write a token, every weight that it passes and the keys and values before it are read once: the
-measured bandwidth over these bytes is the most that can be expected. A prompt is read at the rate
-of matrix products.
+To write a token, the active weights and the cached keys and values are read once: the measured
+bandwidth over these bytes limits the speed. A prompt is read at the rate of matrix products.
 """
 
 from __future__ import annotations
@@ -73,12 +72,12 @@ def bench_text(
     ceilings: Sequence[Ceiling] | None = None,
     progress: Progress | None = None,
 ) -> TextSpeeds:
-    """Measure a model that is loaded, with prompts of these lengths; each figure is a median.
+    """Measure a loaded model with prompts of these lengths; each figure is a median.
 
-    The first run of each length compiles and does not count. `ceilings` are those of the device,
+    The first run of each length compiles and does not count. The `ceilings` of the device are
     measured unless they are given; without any, there are no limits.
 
-    Raises `ConfigurationError` for a length that leaves no room in the context for what is written.
+    Raises `ConfigurationError` for a prompt that leaves no room in the context for the reply.
     """
     if written < 2:
         raise ConfigurationError(
@@ -115,7 +114,7 @@ def bench_text(
 
 
 def _run(model: LanguageModel, length: int, written: int) -> tuple[float, float]:
-    """Return the seconds to the first token, and of each later one; no token ends it early."""
+    """Return the seconds to the first token, and of each later one; no token ends the reply."""
     prompts = [prompt_of(length, model.description.vocabulary)]
     began = time.perf_counter()
     steps = model.steps(prompts, Sampling(), written)
@@ -161,19 +160,13 @@ def _speed(
 
 
 def bytes_of(shape: ModelShape, context: int, dtype: str) -> int:
-    """Return the bytes that one token reads: active weights, keys and values.
-
-    Of an embedding of its own, only a row is; of experts, only those that are chosen.
-    """
+    """Return the bytes that one token reads: active weights, keys and values."""
     size = as_dtype(dtype).itemsize
     return _active_parameters(shape) * size + sum(shape.kv_bytes(context, dtype=dtype))
 
 
 def operations_of(shape: ModelShape, length: int) -> int:
-    """Return the operations of the products of a prompt: of weights and of attention.
-
-    The head is computed for one token alone.
-    """
+    """Return the operations of a prompt's matrix products; the head computes one token alone."""
     head = shape.vocabulary * shape.hidden
     seen = sum(
         length * (length if window is None else min(window, length)) for window in shape.windows
@@ -183,7 +176,7 @@ def operations_of(shape: ModelShape, length: int) -> int:
 
 
 def _active_parameters(shape: ModelShape) -> int:
-    """Return the number of parameters that one token uses."""
+    """Return the number of parameters that one token uses: chosen experts, one embedding row."""
     unread = 0 if shape.tied_embeddings else shape.embedding_parameters
     if shape.experts is not None:
         idle = shape.experts.count - shape.experts.per_token

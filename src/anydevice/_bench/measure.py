@@ -72,16 +72,15 @@ def bench(
 ) -> Results:
     """Measure the ceilings of this machine, then every op on every device and engine.
 
-    The first four arguments, a name or several each, narrow what is measured; unasked, the dtype is
+    The first four arguments, a name or several each, narrow the selection; the default dtype is
     float32, and on accelerators bfloat16 too. `quick` takes one case of each op and less time;
     `limit` is the seconds for one op with one engine on one device. `rows` and `sizes` replace the
-    table of cases and the sizes of the ceilings. Whatever an engine raises is in the results. With
-    `isolated`, each engine works on its device in a child process, and so are crashes; the rows are
-    those of the table then.
+    table of cases and the sizes of the ceilings. Errors of an engine are results. With `isolated`,
+    each engine works on its device in a child process, so that crashes are results too; `rows`
+    must then be rows of the table.
 
-    Raises `ConfigurationError` for an unknown name, a limit that is not a time above 0, or where
-    nothing is left to measure, and `DeviceNotFoundError` if this machine lacks what was asked
-    for.
+    Raises `ConfigurationError` for an unknown name, a limit that is not a time above 0, or an empty
+    selection, and `DeviceNotFoundError` if this machine lacks a device.
     """
     began, made = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     chosen, kinds = select(ops, dtypes, rows)
@@ -102,9 +101,16 @@ def bench(
             progress=progress,
             rate_of=timers.rate_of,
         )
-        found = list(_measure_jobs(jobs, seconds, progress, timers))
-    written = [results for _, results in found]
-    raised = raise_ceilings([each for each, _ in found], ceilings, written)
+        total = sum(len(job.runners) for job in jobs)
+        measured: list[tuple[Measurement, int]] = []
+        for job in jobs:
+            for runner in job.runners:
+                if progress is not None:
+                    doing = f"{job.row.op} in {job.dtype} on {runner}"
+                    progress(len(measured), total, doing)
+                measured.append(timers.measurement(job, runner, seconds))
+    written = [results for _, results in measured]
+    raised = raise_ceilings([each for each, _ in measured], ceilings, written)
     return Results(
         __version__,
         made,
@@ -146,19 +152,6 @@ def _devices(runners: Sequence[Runner]) -> Iterator[MeasuredDevice]:
             facts.driver_version,
             {engine: version_of(engine) or "" for engine in engines},
         )
-
-
-def _measure_jobs(
-    jobs: Sequence[_Job], limit: float, progress: Progress | None, timers: _InProcess
-) -> Iterator[tuple[Measurement, int]]:
-    """Yield the measurements, each with the bytes of its results."""
-    done, total = 0, sum(len(job.runners) for job in jobs)
-    for job in jobs:
-        for runner in job.runners:
-            if progress is not None:
-                progress(done, total, f"{job.row.op} in {job.dtype} on {runner}")
-            done += 1
-            yield timers.measurement(job, runner, limit)
 
 
 class _InProcess:
@@ -231,8 +224,8 @@ def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callabl
         row = row_of(op)
         [case] = [each for each in row.benchmarks if (each.name, each.place) == (name, place)]
         job = _Job(row, case, dtype, (runner,))
-        found, written = _one(job, row.draw(case, dtype), runner, limit)
-        return found.to_dict(), written
+        measurement, written = _one(job, row.draw(case, dtype), runner, limit)
+        return measurement.to_dict(), written
 
     return answer
 
@@ -245,7 +238,7 @@ def _one(job: _Job, made: Call, runner: Runner, limit: float) -> tuple[Measureme
             timed = time_op(job.row, made, runner, limit=limit)
     except UnsupportedError as error:
         return Measurement(*where, "unsupported", str(error)), 0
-    except Exception as error:  # an engine fails in any way it likes: that is a result
+    except Exception as error:  # an engine may raise any error: it is a result
         return Measurement(*where, "failed", in_a_line(error, runner.place)), 0
     figures = timed.timing.figures
     measurement = Measurement(*where, moved=timed.moved, operations=timed.operations, **figures)
@@ -259,14 +252,14 @@ def save(results: Results) -> str | None:
     cannot be written.
     """
     known = {str(device): device for device in discover().devices}
-    kept: dict[str, dict[str, float]] = {}
+    times: dict[str, dict[str, float]] = {}
     for each in results.measured:
         device = known.get(each.device)
         status = device.status if device else None
         if device is None or status is None or not each.seconds:
             continue
         key = key_of(device.backend, device.index, status.facts, each.engine)
-        kept.setdefault(key, {})[f"{each.op} | {each.case} | {each.dtype}"] = each.seconds
-    problem = keep_measurements(kept)
+        times.setdefault(key, {})[f"{each.op} | {each.case} | {each.dtype}"] = each.seconds
+    problem = keep_measurements(times)
     forget_report()  # the choice of engines is cached with the report
     return problem

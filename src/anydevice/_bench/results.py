@@ -18,15 +18,9 @@ Bound = Literal["memory", "compute"]
 State = Literal["measured", "unsupported", "failed"]
 What = Literal["copy", "read", "matmul", "to device", "to host"]
 
-UNITS: Mapping[What, str] = {
-    "copy": "B/s",
-    "read": "B/s",
-    "matmul": "FLOP/s",
-    "to device": "B/s",
-    "to host": "B/s",
-}
+_BYTES: Sequence[What] = ("copy", "read", "to device", "to host")
+UNITS: Mapping[What, str] = {**dict.fromkeys(_BYTES, "B/s"), "matmul": "FLOP/s"}
 """Units of the rate of each ceiling."""
-
 
 MARGIN = 1.05
 """Factor by which quartiles must lie apart: runs differ by more than their spread."""
@@ -202,8 +196,8 @@ class Change(Record):
 class Comparison(Record):
     """The changes between two runs; true if they can be compared and nothing got worse.
 
-    `lost` are measurements of before that fail now. `alike` counts those that differ by no more
-    than the noise, `only_before` and `only_now` those of one run alone. `elsewhere` has a sentence
+    `lost` are measurements of before that fail now. `alike` counts changes within the noise,
+    `only_before` and `only_now` count measurements of one run alone. `elsewhere` has a sentence
     for each difference of machine or version. If the runs have nothing in common, `apart` says
     what each of them has.
     """
@@ -231,10 +225,10 @@ def _names(each: Measurement) -> dict[str, str]:
 
 
 def compare_runs(old: Results, new: Results) -> Comparison:
-    """Compare what both runs measured, the largest change first.
+    """Compare the measurements that both runs have, the largest change first.
 
-    Something is slower where the upper quartile of before and the lower quartile of now are more
-    than 5 % apart, and faster the other way round.
+    An op is slower if the lower quartile now is more than 5 % above the upper quartile before, and
+    faster the other way round.
     """
     before = {each.key: each for each in old.measured}
     now = {each.key: each for each in new.measured}
@@ -246,6 +240,10 @@ def compare_runs(old: Results, new: Results) -> Comparison:
     slower = [change for change in changes if _is_slower(change.new, change.old)]
     faster = [change for change in changes if _is_slower(change.old, change.new)]
     lost = [each for each in new.measurements if each.key in before and each.key not in now]
+    apart = None
+    if not {each.key for each in old.measurements} & {each.key for each in new.measurements}:
+        texts = (_in_words(run.measured) for run in (old, new))
+        apart = "nothing in common: that run has {}, this one {}".format(*texts)
     return Comparison(
         tuple(sorted(slower, key=lambda change: -change.factor)),
         tuple(sorted(faster, key=lambda change: change.factor)),
@@ -254,15 +252,8 @@ def compare_runs(old: Results, new: Results) -> Comparison:
         len(before.keys() - now.keys()) - len(lost),
         len(now.keys() - before.keys()),
         tuple(_differences(old, new)),
-        _apart(old, new),
+        apart,
     )
-
-
-def _apart(old: Results, new: Results) -> str | None:
-    if {each.key for each in old.measurements} & {each.key for each in new.measurements}:
-        return None
-    before, now = (_in_words(run.measured) for run in (old, new))
-    return f"nothing in common: that run has {before}, this one {now}"
 
 
 def _in_words(measured: Sequence[Measurement]) -> str:

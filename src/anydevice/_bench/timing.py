@@ -89,10 +89,9 @@ def time_calls(
 ) -> Timing:
     """Time `call`, which is given 0, 1, 2, … so that it can take other arguments each time.
 
-    `finish` waits until all of the results are complete. Nothing is started any more after `limit`
-    seconds, except that a second call is made if the first took less than 10 seconds, and that
-    one that is running is waited for. At most `max_calls` results are held at a time. `first` is
-    how long the first call took, where it was made before.
+    `finish` waits until all of the results are complete. No call is started after `limit` seconds,
+    except a second one if the first took less than 10 seconds. At most `max_calls` results are held
+    at a time. `first` has the seconds of the first call if the caller has made it already.
 
     >>> time_calls(lambda number: number * 2, lambda results: None, limit=0.01).samples > 1
     True
@@ -122,15 +121,10 @@ def time_calls(
         taken.append(sample(calls))
         if time.perf_counter() > ends + 2 * limit:  # slower than it looked: few must do
             break
-    low, high = _quartiles(taken)
+    low = high = taken[0]
+    if len(taken) > 1:
+        low, _, high = quantiles(taken, n=4, method="inclusive")
     return Timing(median(taken), low, high, first, len(taken), calls, min(taken))
-
-
-def _quartiles(samples: list[float]) -> tuple[float, float]:
-    if len(samples) < 2:
-        return samples[0], samples[0]
-    low, _, high = quantiles(samples, n=4, method="inclusive")
-    return low, high
 
 
 def size_of(device: Device) -> Literal["gpu", "cpu"]:

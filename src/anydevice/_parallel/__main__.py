@@ -1,8 +1,8 @@
 """`python -m anydevice._parallel train.py …`: run a script as one of several processes.
 
-`anydevice launch` starts this. A script that fails, be it by `sys.exit(3)`, notes the time and its
-traceback: the libraries that join processes take a while to let go of them, and meanwhile others
-fail too.
+`anydevice launch` starts this. A script that fails, also by `sys.exit(3)`, notes the time and its
+traceback: its process ends later, because of libraries that leave the group, and others fail
+meanwhile.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
         if error.code:
             _note(error, "" if isinstance(error.code, int) else f"{error.code}\n")
         raise
-    except BrokenPipeError:  # whose reader has gone, as after `| head`
+    except BrokenPipeError:  # the reader has gone, as after `| head`
         os._exit(128 + 13)
     except Exception as error:
         trace = error.__traceback__
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def end_with_launcher() -> None:
-    """End this process, on Linux, when its launcher is gone, even if that was killed."""
+    """End this process when its launcher ends, even by a kill; only on Linux."""
     launcher = os.environ.get("ANYDEVICE_LAUNCHER")
     if launcher is None or sys.platform != "linux":
         return
@@ -66,7 +66,7 @@ def end_with_launcher() -> None:
 
 
 def _note(error: BaseException, text: str) -> None:
-    """Note when the script failed and why, also for what runs as the program ends."""
+    """Note the time and the reason of the failure, also for functions of `atexit`."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     note = os.environ.get(FAILURE)
     if note is not None:  # the launcher that waits for it may be gone

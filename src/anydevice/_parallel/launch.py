@@ -1,4 +1,7 @@
-"""Calling a function in several processes of one host that compute together."""
+"""Starting a function or a script in several processes of one host that compute together.
+
+A failure names the process that failed first; the others are ended.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
@@ -26,22 +30,25 @@ from anydevice._core.hooks import is_loaded
 from anydevice._core.record import Record
 from anydevice._libraries.registry import part
 from anydevice._machine.engines.registry import require
-from anydevice._parallel.__main__ import end_with_launcher
+from anydevice._parallel.__main__ import FAILURE, end_with_launcher
 from anydevice._parallel.processes import TOGETHER
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
-GRACE = 0.3
-"""Seconds after a failure in which that of another process may prove to be the first one."""
+_GRACE = 0.3
+"""Seconds to wait after a failure: another process may have failed before."""
 
-PATIENCE = 2.0
-"""Seconds from asking a process to end until it is killed."""
+_PATIENCE = 2.0
+"""Seconds from SIGTERM to SIGKILL."""
+
+_NO_READER = 128 + 13
+"""The exit code of a script after `| head` has stopped reading: 128 plus SIGPIPE."""
 
 Variables = Callable[[int], dict[str, str]]
 """The environment variables of a process, given its rank."""
 
 
 class _Ended(Record):
-    """How the process of a rank ended: when, and what it returned, or why it failed."""
+    """The end of a process: its time, and its result or the reason of its failure."""
 
     rank: int
     when: float
@@ -53,16 +60,14 @@ class _Ended(Record):
 def launch(
     function: Callable[..., Any], *arguments: Any, processes: int = 4, engine: str | None = None
 ) -> list[Any]:
-    """Call a function in several processes of this machine, and return what each returned.
+    """Call a function in several processes of this machine, and return their results by rank.
 
-    Inside, `parallel.initialize()` joins them. They are forked, which takes a moment, while no
-    library has started threads that a fork would lose; else they are started anew, and a line on
-    the error stream says why. Then the function must be one of a module, and what it gets and
-    returns is pickled. `engine` is the library that they compute with: torch, jax or mlx; by
-    default `parallel.initialize()` chooses.
+    Inside, `parallel.initialize()` joins them. They are forked, which takes a moment, unless a
+    library has started threads that a fork would lose. Then they are started anew, a line on the
+    error stream says why, the function must be importable from its module, and arguments and
+    results are pickled. `engine` is torch, jax or mlx; by default `parallel.initialize()` chooses.
 
-    If one fails, the others are ended, and the error that is raised names its rank and ends with
-    its traceback.
+    If one fails, the others are ended, and the error names its rank and ends with its traceback.
     """
     checks.integer("processes", processes, 1)
     if not callable(function):
@@ -82,7 +87,7 @@ def launch(
     running: dict[int, tuple[Any, Connection]] = {}
     sys.stdout.flush()
     sys.stderr.flush()
-    with environment(engine, processes) as variables:
+    with _environment(engine, processes) as variables:
         if why is not None:
             print(f"starting {processes} processes anew, not by a fork: {why}", file=sys.stderr)
         try:
@@ -97,7 +102,7 @@ def launch(
         finally:
             for process, _ in running.values():
                 process.terminate()
-            until = time.monotonic() + PATIENCE
+            until = time.monotonic() + _PATIENCE
             for process, _ in running.values():
                 process.join(max(0.0, until - time.monotonic()))
                 process.kill()
@@ -112,7 +117,7 @@ def _pickle(value: Any, problem: str, instead: str) -> Any:
 
 
 def unsafe_to_fork() -> str | None:
-    """Return why a fork of this process would be unsafe; `None` if it is safe.
+    """Return the reason why a fork of this process is unsafe; `None` if it is safe.
 
     >>> unsafe_to_fork() is None or isinstance(unsafe_to_fork(), str)
     True
@@ -141,7 +146,7 @@ def _call(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
-    """Call the function in a process of `launch`, and send what it returned, or its traceback."""
+    """Call the function in a process of `launch`, and send its result or its traceback."""
     os.environ.update(variables)
     end_with_launcher()
     if is_loaded("torch"):  # which has read its variable already
@@ -172,7 +177,7 @@ def _results(running: Mapping[int, tuple[Any, Connection]]) -> list[Any]:
     while left:
         wait([pipe for _, pipe in left.values()])
         if _collect(left, ended):
-            time.sleep(GRACE)
+            time.sleep(_GRACE)
             _collect(left, ended)
             break
     failed = [end for end in ended.values() if end.failure is not None]
@@ -183,35 +188,163 @@ def _results(running: Mapping[int, tuple[Any, Connection]]) -> list[Any]:
 
 
 def _collect(left: dict[int, tuple[Any, Connection]], ended: dict[int, _Ended]) -> bool:
-    """Take what processes have sent; return whether one has failed, be it silently."""
+    """Receive the results that have arrived; return whether a process has failed."""
     for rank, (process, pipe) in list(left.items()):
         if not pipe.poll():
             continue
         try:
             ended[rank] = pipe.recv()
         except EOFError:
-            process.join(PATIENCE)
+            process.join(_PATIENCE)
             code = process.exitcode
-            text = f"it ended without a word ({end_text(code)})"
-            killed = code is None or code >= 0 or was_killed(code)
+            text = f"it ended without a word ({_end_text(code)})"
+            killed = code is None or code >= 0 or _was_killed(code)
             ended[rank] = _Ended(rank, time.monotonic(), failure=text, was_killed=killed)
         del left[rank]
     return any(end.failure is not None for end in ended.values())
 
 
-def was_killed(code: int) -> bool:
-    """Whether another process ended it; one of JAX aborts itself once the first is gone."""
+def run_script(
+    command: Sequence[str], processes: int, restarts: int = 0, engine: str | None = None
+) -> int:
+    """Run a command in several processes; return the exit code of the first one that fails.
+
+    The others are ended then, and its rank and its traceback are written last. All are started anew
+    after that, up to `restarts` times, unless Ctrl-C was the reason.
+    """
+    was_interrupted = False
+    running: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, frame: object) -> None:
+        """Send Ctrl-C on to the processes; a second one, or a request to end, ends them."""
+        nonlocal was_interrupted
+        if number != signal.SIGINT or was_interrupted:
+            raise SystemExit(128 + number)
+        was_interrupted = True
+        for process in running:
+            _signal_group(process, signal.SIGINT)
+
+    with _handling(forward):
+        for restart in range(restarts + 1):
+            with _environment(engine, processes, restart) as variables:
+                code = _run_once(command, processes, variables, running)
+            if not code or restart == restarts or was_interrupted:
+                break
+            print(f"\nstarting again ({restart + 1} of {restarts})", file=sys.stderr, flush=True)
+    return code
+
+
+@contextmanager
+def _handling(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Handle the signals that end a program inside the block, if this is the main thread."""
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        numbers = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
+        for number in filter(None, numbers):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, own in before.items():
+            signal.signal(number, own)
+
+
+def _run_once(
+    command: Sequence[str],
+    processes: int,
+    variables: Variables,
+    running: list[subprocess.Popen[bytes]],
+) -> int:
+    with tempfile.TemporaryDirectory(prefix="anydevice-launch-") as folder:
+        notes = [Path(folder) / str(rank) for rank in range(processes)]
+        try:
+            for rank, note in enumerate(notes):
+                own = {**os.environ, **variables(rank), FAILURE: str(note)}
+                running.append(subprocess.Popen(command, env=own, start_new_session=True))
+            while not any(codes := [process.poll() for process in running]):
+                if None not in codes:
+                    return 0
+                time.sleep(0.02)
+            time.sleep(_GRACE)
+            until = time.monotonic() + _PATIENCE
+            for process, note in zip(running, notes, strict=True):
+                while note.exists() and process.poll() is None and time.monotonic() < until:
+                    time.sleep(0.01)
+            ends = [_read_note(note) for note in notes]
+            codes = [process.poll() for process in running]
+        finally:
+            _end_groups(running)
+    # Others fail because the first one is gone, and one that was killed leaves no note.
+    failed = {rank: code for rank, code in enumerate(codes) if code}
+    first = min(failed, key=lambda rank: (not _was_killed(failed[rank]), ends[rank][0]))
+    code, text = failed[first], ends[first][1]
+    if code != _NO_READER:
+        how = f"ended by {_end_text(code)}" if code < 0 else _end_text(code)
+        end = f":\n{text}" if text else "; it ended without a word\n"
+        print(f"\nprocess {first} of {processes} failed first ({how}){end}", end="",
+              file=sys.stderr, flush=True)  # fmt: skip
+    return 128 - code if code < 0 else code
+
+
+def _read_note(note: Path) -> tuple[float, str]:
+    """Return when a process failed, and its traceback; infinity if it left no note."""
+    try:
+        when, _, text = note.read_text(encoding="utf-8").partition("\n")
+        return float(when), text
+    except (OSError, ValueError):
+        return float("inf"), ""
+
+
+def _end_groups(running: list[subprocess.Popen[bytes]]) -> None:
+    """End the processes of a script that did not end well, with all that they started.
+
+    The list is cleared: the system may give their numbers to other processes.
+    """
+    left = [process for process in running if process.poll() != 0]
+    for process in left:
+        _signal_group(process, signal.SIGTERM)
+    until = time.monotonic() + _PATIENCE
+    while (left := [*filter(_has_members, left)]) and time.monotonic() < until:
+        time.sleep(0.01)
+    for process in left:
+        _signal_group(process, getattr(signal, "SIGKILL", signal.SIGTERM))
+        process.wait()
+    running.clear()
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    with suppress(OSError):  # such as that none is left
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+
+
+def _has_members(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process runs, or one that it started."""
+    if process.poll() is None:
+        return True
+    try:
+        os.killpg(process.pid, 0)
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def _was_killed(code: int) -> bool:
+    """Whether a signal ended the process, except SIGABRT: JAX aborts when the first has gone."""
     return code < 0 and code != -signal.SIGABRT
 
 
-def end_text(code: int | None) -> str:
-    """Return how a process with this exit code ended, for a message."""
+def _end_text(code: int | None) -> str:
+    """Return an exit code, or the name of the signal, for a message."""
     return signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
 
 
 @contextmanager
-def environment(engine: str | None, processes: int, restart: int = 0) -> Iterator[Variables]:
-    """Give the variables of each process: those of torchrun, and of the engine.
+def _environment(engine: str | None, processes: int, restart: int = 0) -> Iterator[Variables]:
+    """Yield a function that returns the variables of a process, as torchrun names them.
 
     Raises `ConfigurationError` for an engine whose processes do not compute together, and
     `UnsupportedError`, which says how to install it, for one that is not here.

@@ -48,13 +48,13 @@ class Mesh(Record):
         shard: int | None = None,
         group: Processes | None = None,
     ) -> None:
-        found = devices_of(devices)
-        size = len(found) * (1 if group is None else group.size)
-        super().__init__(found, *_sizes(size, replicate, shard), group)
+        own = devices_of(devices)
+        size = len(own) * (1 if group is None else group.size)
+        super().__init__(own, *_sizes(size, replicate, shard), group)
 
     @property
     def size(self) -> int:
-        """The number of devices, those of other processes included."""
+        """The number of devices of all processes."""
         return self.replicate * self.shard
 
     @property
@@ -69,7 +69,7 @@ class Mesh(Record):
 
 
 def devices_of(given: Any) -> tuple[Device, ...]:
-    """Return the devices of a list, or all those of a backend; several are served by one engine."""
+    """Return the devices of a list, or all of a backend; JAX drives several."""
     names = _list_devices(given)
     if not names:
         raise ConfigurationError(
@@ -83,47 +83,42 @@ def devices_of(given: Any) -> tuple[Device, ...]:
     if engines - {"jax"}:
         raise _one_a_process(len(names), sorted(map(str, engines))[0])
     try:
-        found = tuple(one_device(str(name), engine="jax") for name in names)
+        devices = tuple(one_device(str(name), engine="jax") for name in names)
     except DeviceNotFoundError as error:
-        if any(not _is_there(name) for name in names):
-            raise
+        for name in names:
+            one_device(name)  # raises for a device that no engine drives
         raise _one_a_process(len(names), "an engine other than JAX") from error
-    if len(set(found)) < len(found):
+    if len(set(devices)) < len(devices):
         raise ConfigurationError(
-            f"devices= names a device twice: {', '.join(map(str, found))}", source="devices="
+            f"devices= names a device twice: {', '.join(map(str, devices))}", source="devices="
         )
-    return found
-
-
-def _is_there(name: str | Device) -> bool:
-    try:
-        return bool(one_device(name))
-    except DeviceNotFoundError:
-        return False
+    return devices
 
 
 def _list_devices(given: Any) -> list[str | Device]:
-    if isinstance(given, Device):
+    if isinstance(given, str) and ":" not in given:
+        return list(devices_of_backend(given)) or [given]
+    if isinstance(given, str | Device):
         return [given]
-    if not isinstance(given, str):
-        if not isinstance(given, Iterable):
-            raise ConfigurationError(
-                f"devices= is a device, a backend or a list of devices, not {given!r}",
-                source="devices=",
-            )
-        return list(given)
-    if ":" in given:
-        return [given]
-    return list(devices_of_backend(given)) or [given]
+    if not isinstance(given, Iterable):
+        raise ConfigurationError(
+            f"devices= is a device, a backend or a list of devices, not {given!r}",
+            source="devices=",
+        )
+    return list(given)
 
 
 def _one_a_process(count: int, engine: str) -> Exception:
-    return Absent(
+    return no_collectives(
         f"{count} devices in one process need JAX, and {engine} drives one device a process",
-        instead="run it with `anydevice launch -n N train.py` and devices=parallel.initialize(), "
-        'or give devices of JAX, as in device("cuda:0", engine="jax")',
-        code="no_collectives",
-    ).error()
+        "run it with `anydevice launch -n N train.py` and devices=parallel.initialize(), or give "
+        'devices of JAX, as in device("cuda:0", engine="jax")',
+    )
+
+
+def no_collectives(what: str, instead: str) -> Exception:
+    """Return the `UnsupportedError` for devices or processes that cannot compute together."""
+    return Absent(what, instead=instead, code="no_collectives").error()
 
 
 def _sizes(count: int, replicate: int | None, shard: int | None) -> tuple[int, int]:

@@ -1,11 +1,9 @@
 """Parts of a model that lie in host memory or on disk, brought to a device as they are computed.
 
 Two parts are on the device at once: the one that computes, and the next, which a thread brings
-meanwhile. On CUDA, host memory is pinned where it is when it is first brought, and copied on a
-stream of its own, by a call for each array: many threads that copy small pieces wait for each
-other. The bytes of files, and of memory that cannot be pinned, go through the ring of pinned
-buffers. A part is computed with once it has arrived: by then its memory may be written to again,
-and the next part is under way.
+meanwhile. On CUDA, host memory is pinned in place when it is first brought, and copied on a stream
+of its own, by a call for each array: many threads that copy small pieces wait for each other. The
+bytes of files, and of memory that cannot be pinned, go through the ring of pinned buffers.
 
 Files are read by position, not through a memory map: a map of a file that became shorter ends the
 process, and a read is an error that names the file.
@@ -22,6 +20,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from math import prod
 from mmap import PAGESIZE
 from pathlib import Path
@@ -43,7 +42,7 @@ from anydevice._libraries.registry import part as library_part
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 _ALIGNED = 256
-"""Bytes: where an array of a part begins is a multiple of it."""
+"""Alignment of the arrays of a part, in bytes."""
 
 _SLOTS = 2
 _BYTES = DTYPES["uint8"]
@@ -66,6 +65,12 @@ class KeptArray(Record):
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The distance in bytes between neighbours along each axis, in C order."""
+        size = self.dtype.itemsize
+        return tuple(prod(self.shape[axis + 1 :]) * size for axis in range(len(self.shape)))
+
     def read(self, target: int, first: int, size: int) -> None:
         """Copy some of its bytes to an address of host memory."""
         if self.file is None:
@@ -81,11 +86,11 @@ class KeptArray(Record):
         return raw.view(self.dtype.numpy()).reshape(self.shape)
 
     def refresh(self) -> None:
-        """Make the bytes those of the holder, where they are a copy."""
+        """Copy the holder's bytes again if they have changed."""
 
 
 class _CopiedArray(KeptArray):
-    """An array whose numbers do not lie one after the other, and so are copied."""
+    """A copy of an array that is not contiguous."""
 
     engine: Any = None
     version: Any = None
@@ -96,6 +101,9 @@ class _CopiedArray(KeptArray):
         if self.version != [now] or (now is None and self.engine.name != "jax"):
             self.version[:] = [now]
             np.copyto(self.memory, self.engine.to_host(self.holder))
+
+
+Parts = Sequence[Sequence[KeptArray]]
 
 
 def kept_in_memory(array: Any, engine: Engine) -> KeptArray:
@@ -142,7 +150,7 @@ def read_parts(path: Path) -> dict[str, KeptArray]:
 
 
 class _Arrived(Record):
-    """A part in a slot; `settle` waits for what is in flight, `state` is what was brought."""
+    """A part in a slot; `settle` waits for its copies, `state` has the versions of its arrays."""
 
     number: int
     slot: int
@@ -151,26 +159,23 @@ class _Arrived(Record):
     state: Any
 
 
-class _Failed(Record):
-    error: BaseException
-
-
 class Fetcher:
     """Brings parts to a device, in their order and round again.
 
-    `acquire` gives the arrays of a part, and `release` says that what computes with them has been
-    started; until then they stay. A part out of order is brought too, and the order goes on there.
-    `turn` is for one thread at a time to hold, from the first part to the last.
+    `acquire` returns the arrays of a part; call `release` once the computation with them has
+    started. A part out of order is brought too, and the order goes on there. A thread holds the
+    lock `turn` from the first part to the last.
     """
 
-    def __init__(
-        self, parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine
-    ) -> None:
+    def __init__(self, parts: Parts, device: Device, engine: Engine) -> None:
         self.turn = ForkSafeLock(reentrant=True)
         self._parts = parts
         for part in parts:
             _state(part)  # which every array must have
-        self._slots = _slots_for(parts, device, engine)
+        kind = engine.native(device).type if engine.name == "torch" else None
+        # Only the ring, and the driver beside it, write memory of a card.
+        is_written = kind == "cpu" or (kind == "cuda" and ring_of(device) is not None)
+        self._slots = (_Written if is_written else _Placed)(parts, device, engine)
         self._thread: _Worker | None = None
         self._held: dict[int, int] = {}
         self._done: dict[int, Callable[[], None] | None] = {}
@@ -180,9 +185,9 @@ class Fetcher:
         worker = self._worker(number)
         while True:
             arrived = worker.ready.get()
-            if isinstance(arrived, _Failed):
+            if isinstance(arrived, BaseException):
                 self._thread = None
-                raise arrived.error
+                raise arrived
             arrived.settle()
             if arrived.number == number and arrived.state == _state(self._parts[number]):
                 self._held[number] = arrived.slot
@@ -191,14 +196,14 @@ class Fetcher:
             worker.free.put((arrived.slot, None))
 
     def release(self, number: int, result: Any) -> None:
-        """Let the memory of a part go to another, once `result`, computed with it, is there."""
+        """Free the memory of a part for another one, once `result`, computed with it, is there."""
         slot = self._held.pop(number)
         self._done[slot] = self._slots.done(result)
         if self._thread is not None:
             self._thread.free.put((slot, self._done[slot]))
 
     def close(self) -> None:
-        """End the thread, and forget what it brought; the next part starts another one."""
+        """End the thread, and drop the parts that it brought; `acquire` starts another one."""
         worker, self._thread = self._thread, None
         if worker is not None:
             worker.stop()
@@ -222,28 +227,24 @@ class Fetcher:
 
 
 class _Worker(threading.Thread):
-    """Fills slots that are free, one part after the other.
-
-    When it ends, nothing is in flight: the memory of the slots may go to somebody else then.
-    """
+    """Fills free slots, one part after the other. When it ends, no copy is in flight."""
 
     def __init__(self, count: int, bring: Callable[[int, int], _Arrived]) -> None:
         super().__init__(name="anydevice offload", daemon=True)
         self.next = 0
         self.free: SimpleQueue[tuple[int, Callable[[], None] | None] | None] = SimpleQueue()
-        self.ready: SimpleQueue[_Arrived | _Failed] = SimpleQueue()
+        self.ready: SimpleQueue[_Arrived | BaseException] = SimpleQueue()
         self._count, self._bring, self._stopped = count, bring, False
 
     def stop(self) -> None:
-        """Bring nothing more."""
         self._stopped = True
         self.free.put(None)
 
     def run(self) -> None:
         try:
             self._fill()
-        except BaseException as error:  # raised where the part is asked for
-            self.ready.put(_Failed(error))
+        except BaseException as error:  # `acquire` raises it
+            self.ready.put(error)
 
     def _fill(self) -> None:
         begun: dict[int, _Arrived] = {}
@@ -260,7 +261,7 @@ class _Worker(threading.Thread):
                 arrived.settle()
 
 
-def _bring(parts: Sequence[Sequence[KeptArray]], slots: Any, number: int, slot: int) -> _Arrived:
+def _bring(parts: Parts, slots: Any, number: int, slot: int) -> _Arrived:
     state = _state(parts[number])
     for each in parts[number]:
         each.refresh()
@@ -292,20 +293,10 @@ def _version_of(holder: Any) -> int | None:
     return version
 
 
-def _slots_for(parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine) -> Any:
-    kind = engine.native(device).type if engine.name == "torch" else None
-    # Only the ring, and the driver beside it, write memory of a card.
-    is_written = kind == "cpu" or (kind == "cuda" and ring_of(device) is not None)
-    made = _Written if is_written else _Placed
-    return made(parts, device, engine)
-
-
 class _Written:
     """Memory of a device that is written again and again; PyTorch's tensors are views of it."""
 
-    def __init__(
-        self, parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine
-    ) -> None:
+    def __init__(self, parts: Parts, device: Device, engine: Engine) -> None:
         self._parts, self._device, self._engine = parts, device, engine
         size = max(_size(part) for part in parts)
         self._memory = [engine.empty((size,), _BYTES, device) for _ in range(_SLOTS)]
@@ -313,7 +304,7 @@ class _Written:
         self._marks: list[Any] = []
         self._direct: _Direct | None = None
         self._views: dict[Any, list[Any]] = {}
-        # What had the memory before may be computed with still.
+        # Earlier computations may still use the memory.
         self._unused = self.done(None)
 
     def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[list[Any], Callable[[], None]]:
@@ -349,28 +340,28 @@ class _Written:
         if key not in self._views:
             view, memory = self._engine.view, self._memory[slot]
             self._views[key] = [
-                view(memory, each.dtype, offset, _strides(each), each.shape)
+                view(memory, each.dtype, offset, each.strides, each.shape)
                 for each, offset in zip(part, offsets, strict=True)
             ]
         return self._views[key]
 
     def done(self, result: Any) -> Callable[[], None] | None:
         place = self._engine.native(self._device)
-        if place.type == "cpu":  # where whatever was computed is there
+        if place.type == "cpu":  # a CPU has computed its results by now
             return None
         wait: Callable[[], None] = library_part("torch", "pipeline").wait_for_computed(place)
         return wait
 
 
 class _Direct:
-    """Copies from memory that is pinned where it is, a call for each array, on a stream of its own.
+    """Copies from memory that it pins in place, a call for each array, on a stream of its own.
 
     Small arrays, which share pages with others, go through a pinned buffer for each slot: a copy
-    from ordinary memory would wait for all copies before it. Used by one thread, that of a
-    `Fetcher`. Memory that it pinned is unpinned when it is no longer used.
+    from ordinary memory would wait for all copies before it. Only the thread of a `Fetcher` uses
+    it. Its memory is unpinned when it is deleted.
     """
 
-    def __init__(self, index: int, place: Any, parts: Sequence[Sequence[KeptArray]]) -> None:
+    def __init__(self, index: int, place: Any, parts: Parts) -> None:
         self._driver = driver_of(index)
         self._stream = library_part("torch", "pipeline").CopyStream(place)
         self._parts, self._spans = parts, _spans(parts)
@@ -378,14 +369,14 @@ class _Direct:
         self._refused: set[int] = set()
         self._buffers: list[int] = []
         self._small = max(_size(list(filter(_is_small, part))) for part in parts)
-        given = self._driver, self._pinned, self._buffers
-        weakref.finalize(self, _unpin, *given).atexit = False
+        unpin = weakref.finalize(self, _unpin, self._driver, self._pinned, self._buffers)
+        unpin.atexit = False
 
     def begin(
         self, part: Sequence[KeptArray], slot: int, targets: Sequence[int]
     ) -> Callable[[], None] | None:
-        """Start the copies of a part, and return what waits; `None` if it cannot be read so."""
-        self._driver.enter()  # which is cheap, and needed in each thread
+        """Start the copies of a part; return a function that waits, `None` if it is not pinned."""
+        self._driver.enter()  # cheap, and needed in each thread
         if not all(map(self._is_readable, part)):
             return None
         stream = ctypes.c_void_p(self._stream.handle)
@@ -403,39 +394,38 @@ class _Direct:
         """Return the addresses at which a part is pinned; the slot's buffer is free again."""
         if not self._buffers and self._small:
             self._buffers += [self._driver.pinned(self._small) for _ in range(_SLOTS)]
-        found, free = [], self._buffers[slot] if self._buffers else 0
+        addresses, free = [], self._buffers[slot] if self._buffers else 0
         for each in part:
-            found.append(free if _is_small(each) else each.start)
+            addresses.append(free if _is_small(each) else each.start)
             if _is_small(each):
                 each.read(free, 0, each.nbytes)
                 free += _align(each.nbytes)
-        return found
+        return addresses
 
-    def _is_readable(self, kept: KeptArray) -> bool:
+    def _is_readable(self, array: KeptArray) -> bool:
         """Whether an array is pinned, after trying to; small ones go through a buffer."""
-        if kept.file is not None:
+        if array.file is not None:
             return False
-        if _is_small(kept):
+        if _is_small(array):
             return True
-        start, end = self._spans[bisect_right(self._spans, (kept.start, sys.maxsize)) - 1]
+        start, end = self._spans[bisect_right(self._spans, (array.start, sys.maxsize)) - 1]
         if start in self._pinned or start in self._refused:
             return start in self._pinned
         if self._driver.pin(start, end - start):
             self._pinned[start] = self._parts  # which keep the memory
             return True
-        if self._driver.is_pinned(kept.start, kept.nbytes):  # by somebody else, who unpins it
+        if self._driver.is_pinned(array.start, array.nbytes):  # by other code, which unpins it
             return True
         self._refused.add(start)
         return False
 
 
-def _spans(parts: Sequence[Sequence[KeptArray]]) -> list[tuple[int, int]]:
+def _spans(parts: Parts) -> list[tuple[int, int]]:
     """Return the spans of memory to pin, in order.
 
-    A page is pinned once: tensors that share one, as those of a file do that was mapped, are
-    pinned together.
+    A page is pinned once: tensors that share one, as in a mapped file, are pinned together.
     """
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     large = {
         (each.start, each.start + each.nbytes)
         for part in parts
@@ -443,15 +433,15 @@ def _spans(parts: Sequence[Sequence[KeptArray]]) -> list[tuple[int, int]]:
         if each.file is None and not _is_small(each)
     }
     for start, end in sorted(large):
-        if found and start // PAGESIZE <= (found[-1][1] - 1) // PAGESIZE:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if spans and start // PAGESIZE <= (spans[-1][1] - 1) // PAGESIZE:
+            spans[-1] = spans[-1][0], max(end, spans[-1][1])
         else:
-            found.append((start, end))
-    return found
+            spans.append((start, end))
+    return spans
 
 
-def _is_small(kept: KeptArray) -> bool:
-    return kept.nbytes < WORTH_STAGING
+def _is_small(array: KeptArray) -> bool:
+    return array.nbytes < WORTH_STAGING
 
 
 def _unpin(driver: CudaDriver, pinned: dict[int, Any], buffers: list[int]) -> None:
@@ -471,11 +461,9 @@ def _unpin(driver: CudaDriver, pinned: dict[int, Any], buffers: list[int]) -> No
 
 
 class _Placed:
-    """Arrays that are made again for each part, by engines whose arrays never change."""
+    """New arrays for each part, for engines with immutable arrays."""
 
-    def __init__(
-        self, parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine
-    ) -> None:
+    def __init__(self, parts: Parts, device: Device, engine: Engine) -> None:
         self._device, self._engine = device, engine
 
     def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[list[Any], Callable[[], None]]:
@@ -490,7 +478,7 @@ class _Placed:
 def _pieces(
     part: Sequence[KeptArray], offsets: Sequence[int], address: int
 ) -> tuple[list[Piece], Any]:
-    """Get the copies of a part, and how a piece is filled: where it can be, by the ring itself."""
+    """Return the copies of a part, and a function that fills a piece unless the ring does."""
     pairs = list(zip(part, offsets, strict=True))
     if all(each.file is None for each in part):
         return [Piece(each.start, address + offset, each.nbytes) for each, offset in pairs], None
@@ -503,11 +491,9 @@ def _pieces(
 
 
 def _offsets(part: Sequence[KeptArray]) -> list[int]:
-    found, end = [], 0
-    for each in part:
-        found.append(end)
-        end += _align(each.nbytes)
-    return found
+    """Return where each array of a part begins."""
+    sizes = [_align(each.nbytes) for each in part]
+    return list(accumulate(sizes[:-1], initial=0))
 
 
 def _size(part: Sequence[KeptArray]) -> int:
@@ -516,12 +502,6 @@ def _size(part: Sequence[KeptArray]) -> int:
 
 def _align(size: int) -> int:
     return -(-max(size, 1) // _ALIGNED) * _ALIGNED
-
-
-def _strides(kept: KeptArray) -> tuple[int, ...]:
-    return tuple(
-        prod(kept.shape[axis + 1 :]) * kept.dtype.itemsize for axis in range(len(kept.shape))
-    )
 
 
 def _nothing() -> None:

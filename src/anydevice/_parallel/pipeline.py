@@ -1,7 +1,7 @@
-"""Models whose layers lie on several devices, in host memory or on disk, one stage after the other.
+"""Models with layers on several devices, in host memory or on disk, one stage after the other.
 
-Activations go from the device of a stage directly to that of the next. On JAX, each stage is a
-compiled function of its own, since one cannot span devices that hold different parts.
+Activations go directly from the device of a stage to the next one. On JAX, each stage is a compiled
+function of its own, since one cannot span devices that hold different parts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from anydevice._compile.versions import FallbackFunction, compilers_for
 from anydevice._core import checks
 from anydevice._core.array import Array
 from anydevice._core.device import Device
-from anydevice._core.engine import Absent
 from anydevice._core.files import expanded
 from anydevice._core.record import Record, replace
 from anydevice._core.text import warn
@@ -36,6 +35,7 @@ from anydevice._nn.layers import Chain, TiedEmbedding
 from anydevice._nn.model import Model, bound
 from anydevice._nn.recompute import Recomputed
 from anydevice._ops import embedding, linear
+from anydevice._parallel.mesh import no_collectives
 from anydevice._parallel.offload import Fetcher, KeptArray, kept_in_memory, read_parts, write_parts
 from anydevice._plan.plan import Plan, planned_units
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
@@ -65,7 +65,7 @@ class Unit(Record):
     name: str
     size: int
     is_layer: bool = True
-    """Whether it is one of the layers that plans count, and not what comes before or after."""
+    """Whether plans count it as a layer; embeddings and heads are not."""
 
 
 def pipeline(
@@ -89,15 +89,14 @@ def pipeline(
     >>> numpy.allclose(held(x), model(x)), [stage.place.held for stage in held.layer.stages]
     (True, ['', 'disk'])
 
-    Beside a place on an accelerator, "cpu" is host memory, and "disk" a file in `folder` (by
-    default that of temporary files) that has no name there, and is gone with the process: layers
-    there are computed by the accelerator before them in the list.
-    They are brought to it one ahead, while the layer before computes, and never take more of its
-    memory than two of them. In training, those in host memory are brought again for the gradients
-    and updated by the CPU; those on disk cannot be trained.
+    Beside an accelerator, "cpu" means host memory, and "disk" an unnamed file in `folder` (by
+    default the system's temporary folder), which is gone with the process. The accelerator before
+    them in the list computes these layers. Each is brought while the layer before computes, so they
+    take the device memory of two layers. In training, layers in host memory are brought again for
+    the gradients and updated by the CPU; layers on disk cannot be trained.
 
-    A `nn.Model` is not changed. A module of PyTorch, such as one of Hugging Face, is moved in
-    place. Inputs are to be on the first device; the output is on the last. With `microbatches`, a
+    A `nn.Model` is not changed. A module of PyTorch, such as a model of Hugging Face, is moved in
+    place. Inputs must be on the first device; the output is on the last. With `microbatches`, a
     training divides its batches, so that several devices compute at once.
 
     Raises `ConfigurationError` for names that the model does not have, for more places than layers
@@ -133,21 +132,22 @@ def placed_units(
 ) -> tuple[list[Place], str]:
     """Return the place of each unit, and the engine that drives the devices.
 
-    `parameters` is how many the model has, to tell whether a plan is that of another one.
+    `parameters` is the model's parameter count, to notice a plan for another model.
     """
     if isinstance(given, Plan):
-        return _by_plan(units, given, engine, parameters)
+        placements = planned_units(given, [unit.is_layer for unit in units], parameters)
+        used = list(dict.fromkeys(placements))
+        places, chosen = _places([placement.device for placement in used], engine)
+        by_placement = dict(zip(used, places, strict=True))
+        return [by_placement[placement] for placement in placements], chosen
     if isinstance(given, Mapping):
         return _by_name(units, given, engine)
-    if isinstance(given, str | Device):
-        given = [given]
-    names = list(given)
-    places, chosen = _places(names, engine)
+    places, chosen = _places([given] if isinstance(given, str | Device) else list(given), engine)
     return [places[at] for at in divided(units, len(places))], chosen
 
 
 def divided(units: Sequence[Unit], count: int) -> list[int]:
-    """Return the number of the part that each unit is in, of parts of about as many bytes.
+    """Divide units into `count` parts of about equal bytes; return the part of each unit.
 
     Units without bytes stay with those before them.
 
@@ -173,17 +173,13 @@ def divided(units: Sequence[Unit], count: int) -> list[int]:
         ends.append(stop if left > 1 else len(sizes))
         start = stop
     numbers = [n for n, (a, b) in enumerate(pairwise([0, *ends])) for _ in range(b - a)]
-    return _with_empty(units, numbers)
-
-
-def _with_empty(units: Sequence[Unit], numbers: Sequence[int]) -> list[int]:
     if not any(unit.size for unit in units):
-        return list(numbers)
-    found, left, now = [], iter(numbers), 0
+        return numbers
+    parts, rest, part_number = [], iter(numbers), 0
     for unit in units:
-        now = next(left) if unit.size else now
-        found.append(now)
-    return found
+        part_number = next(rest) if unit.size else part_number
+        parts.append(part_number)
+    return parts
 
 
 def _by_name(
@@ -198,34 +194,25 @@ def _by_name(
                 f"the model has no layer {key!r}; its layers are {_shorten(known)}",
                 source="devices",
             )
-    fitting = [[key for key in keys if _holds(key, unit.name)] for unit in units]
-    for unit, found in zip(units, fitting, strict=True):
-        if not found and unit.size:
+    longest = sorted(keys, key=len, reverse=True)
+    matches = [next((key for key in longest if _holds(key, u.name)), None) for u in units]
+    for unit, match in zip(units, matches, strict=True):
+        if match is None and unit.size:
             raise ConfigurationError(
                 f"devices has no place for the layer {unit.name!r}", source="devices"
             )
     places, chosen = _places([given[key] for key in keys], engine)
     by_key = dict(zip(keys, places, strict=True))
-    first = next(by_key[max(found, key=len)] for found in fitting if found)
-    found_places = []
-    for found in fitting:
-        first = by_key[max(found, key=len)] if found else first
-        found_places.append(first)
-    return found_places, chosen
+    place = next(by_key[match] for match in matches if match is not None)
+    placed = []
+    for match in matches:  # a unit without bytes stays with the one before it
+        place = place if match is None else by_key[match]
+        placed.append(place)
+    return placed, chosen
 
 
 def _holds(key: str, name: str) -> bool:
     return name == key or not key or (name.startswith(key) and name[len(key)] in ".[")
-
-
-def _by_plan(
-    units: Sequence[Unit], plan: Plan, engine: str | None, parameters: int | None
-) -> tuple[list[Place], str]:
-    placements = planned_units(plan, [unit.is_layer for unit in units], parameters)
-    used = list(dict.fromkeys(placements))
-    places, chosen = _places([each.device for each in used], engine)
-    by_placement = dict(zip(used, places, strict=True))
-    return [by_placement[each] for each in placements], chosen
 
 
 def _places(given: Sequence[str | Device], engine: str | None) -> tuple[list[Place], str]:
@@ -237,41 +224,37 @@ def _places(given: Sequence[str | Device], engine: str | None) -> tuple[list[Pla
     beside = any(device is not None and device.kind != "cpu" for device in devices)
     computing = [d for d in devices if d is not None and (d.kind != "cpu" or not beside)]
     last = computing[0] if computing else one_device("cpu", engine=chosen)
-    found = []
+    places = []
     for device in devices:
         if device is None:
-            found.append(Place(last, "disk"))
+            places.append(Place(last, "disk"))
         elif beside and device.kind == "cpu":
-            found.append(Place(last, "cpu"))
+            places.append(Place(last, "cpu"))
         else:
             last = device
-            found.append(Place(device))
-    return found, chosen
-
-
-_WITH_GRADIENTS = ("torch", "jax")
+            places.append(Place(device))
+    return places, chosen
 
 
 def _engine_for(names: Sequence[str], wanted: set[str | None]) -> str:
     """Return an engine that drives all devices: the model's own, if it does."""
     first = sorted(map(str, filter(None, wanted)))
-    others = sorted(_WITH_GRADIENTS, key=lambda name: not registry.loaded(name))
+    others = sorted(("torch", "jax"), key=lambda name: not registry.loaded(name))
     error: DeviceNotFoundError | None = None
     for engine in (*first, *(name for name in others if name not in first)):
         try:
             for name in names:
                 one_device(name, engine=engine)
-        except DeviceNotFoundError as found:
-            error = error or found
+        except DeviceNotFoundError as missing:
+            error = error or missing
             continue
         return engine
     for name in names:
         one_device(name)  # raises if it is not there at all
-    raise Absent(
+    raise no_collectives(
         f"no installed array library drives {_shorten(names)} together",
-        instead="use PyTorch or JAX, and devices that one of them drives",
-        code="no_collectives",
-    ).error() from error
+        "use PyTorch or JAX, and devices that one of them drives",
+    ) from error
 
 
 def _shorten(names: Sequence[str]) -> str:
@@ -280,7 +263,7 @@ def _shorten(names: Sequence[str]) -> str:
 
 
 def folder_for(given: str | os.PathLike[str] | None, places: Sequence[Place]) -> Path | None:
-    """Return the folder of the parts on disk, if there are any; that of the system by default."""
+    """Return the folder of parts on disk, by default the system's; `None` without such parts."""
     if not any(place.held == "disk" for place in places):
         return None
     if given is None:
@@ -292,18 +275,18 @@ def folder_for(given: str | os.PathLike[str] | None, places: Sequence[Place]) ->
 
 
 def on_disk(folder: Path, arrays: Mapping[str, Any]) -> dict[str, KeptArray]:
-    """NumPy arrays as tensors of a new file of this folder, which has no name there.
+    """Write NumPy arrays to a new file in this folder, and remove its name.
 
-    So it cannot be shortened, and is gone with the process, however that ends.
+    So no program can shorten it, and it is gone with the process, however that ends.
     """
     path = folder / f"anydevice-parts-{uuid4().hex}.safetensors"
     write_parts(path, arrays)
-    found = read_parts(path)
+    kept = read_parts(path)
     try:
         path.unlink()
     except OSError:  # Windows keeps the names of open files, and their sizes
         atexit.register(path.unlink, missing_ok=True)
-    return found
+    return kept
 
 
 def moved(x: Any, device: Device) -> Any:
@@ -350,7 +333,7 @@ class _Projected(Layer):
 
 
 class _Work:
-    """The stages of a layer, and what was made to compute them; equal to any other."""
+    """The stages of a layer, with caches; all are equal, so that layers compare by settings."""
 
     def __init__(self, stages: tuple[Stage, ...]) -> None:
         self.stages = stages
@@ -365,10 +348,7 @@ class _Work:
 
 
 class Staged(Wrapper):
-    """A layer whose parts are computed stage by stage, each on the device of its place.
-
-    Its results are those of the layer inside.
-    """
+    """Computes the layer inside stage by stage, each on the device of its place."""
 
     places: tuple[Place, ...]
     microbatches: int = 1
@@ -377,13 +357,13 @@ class Staged(Wrapper):
     work: Any = None
 
     def settings_fit(self) -> None:
-        found: list[Stage] = []
+        stages: list[Stage] = []
         for step, place in zip(steps_of(self.layer), self.places, strict=True):
-            if found and found[-1].place == place:
-                found[-1] = replace(found[-1], steps=(*found[-1].steps, step))
+            if stages and stages[-1].place == place:
+                stages[-1] = replace(stages[-1], steps=(*stages[-1].steps, step))
             else:
-                found.append(Stage(place, (step,)))
-        object.__setattr__(self, "work", _Work(tuple(found)))
+                stages.append(Stage(place, (step,)))
+        object.__setattr__(self, "work", _Work(tuple(stages)))
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -413,7 +393,7 @@ class Staged(Wrapper):
         return tuple(stage.place.device for stage in self.stages)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        if run.training:  # what was brought ahead may be written to
+        if run.training:  # a step writes to weights that were brought ahead
             self.work.fetchers.clear()
         for number, stage in enumerate(self.stages):
             own = [step.parameters_in(parameters) for step in stage.steps]
@@ -441,7 +421,7 @@ class Staged(Wrapper):
         return x
 
     def _fetch_stage(self, number: int, parameters: Parameters, x: Array, run: Run) -> Array:
-        """Return the output of a stage whose layers are brought one ahead."""
+        """Return the output of a stage; its layers are brought one ahead."""
         stage = self.stages[number]
         fetcher, parts = self._fetcher(stage.place.device, parameters)
         with fetcher.turn.native:
@@ -518,16 +498,16 @@ def _pipeline_model(
 
 
 def _units(steps: Sequence[PlacedStep], parameters: Parameters) -> list[Unit]:
-    """Get the units of a model; those that plans count are its blocks, else all with parameters."""
-    seen: set[Any] = set()
-    found = []
+    """Return the units of a model. Plans count its blocks, else all units with parameters."""
+    counted: set[Any] = set()
+    units = []
     blocks = any(_is_block(step.layer) for step in steps)
     for step in steps:
-        own = [] if step.keys in seen else leaves(step.parameters_in(parameters))
-        seen.add(step.keys)
+        own = [] if step.keys in counted else leaves(step.parameters_in(parameters))
+        counted.add(step.keys)
         size = sum(prod(x.shape) * x.dtype.itemsize for x in own)
-        found.append(Unit(step.path, size, _is_block(step.layer) if blocks else bool(size)))
-    return found
+        units.append(Unit(step.path, size, _is_block(step.layer) if blocks else bool(size)))
+    return units
 
 
 def _is_block(layer: Layer) -> bool:
@@ -542,7 +522,7 @@ def _place_parameters(
     engine: str,
     folder: Path | None,
 ) -> Parameters:
-    """Return the parameters with those of each step in its place."""
+    """Return the parameters, placed by their steps."""
     names, arrays = leaf_names(parameters), leaves(parameters)
     of_step = {step.keys: place for step, place in zip(steps, places, strict=True)}
     numbered = refilled(parameters, range(len(arrays)))
@@ -564,30 +544,30 @@ def _place_parameters(
 
 
 def memory_maps(kept: Mapping[str, KeptArray]) -> dict[str, Any]:
-    """NumPy arrays that read a file where they are looked at; they take no memory."""
+    """Return NumPy arrays that are memory maps of a file."""
     import numpy
 
-    found: dict[str, Any] = {}
-    for name, each in kept.items():
-        assert each.file is not None, "what is kept here is in a file"
-        with open(each.file.number, "rb", closefd=False) as file:
-            found[name] = numpy.memmap(file, each.dtype.numpy(), "r", each.start, each.shape)
-        setattr(found[name], _KEPT, each)
-    return found
+    maps: dict[str, Any] = {}
+    for name, array in kept.items():
+        assert array.file is not None, "only arrays in files are mapped"
+        with open(array.file.number, "rb", closefd=False) as file:
+            maps[name] = numpy.memmap(file, array.dtype.numpy(), "r", array.start, array.shape)
+        setattr(maps[name], _KEPT, array)
+    return maps
 
 
 _KEPT = "_anydevice_kept"
 
 
 def _kept_array(x: Array) -> KeptArray:
-    """Return where an array is kept: in a file, if it is a map of one."""
+    """Return the place of an array: a file if it is a memory map, else host memory."""
     kept, owner = getattr(x, _KEPT, None), owner_of(x)
     assert owner is not None
     return kept_in_memory(x, owner) if kept is None else replace(kept, holder=x)
 
 
 def _takes_gradients(x: Array, own: Sequence[Parameters]) -> bool:
-    """Whether somebody takes gradients through a stage, whose weights must then stay."""
+    """Whether gradients are taken through a stage, whose weights must then stay."""
     owner = owner_of(x)
     arrays = [x, *leaves(own)]
     own_arrays = [] if owner is None else [each for each in arrays if owner.owns(each)]
@@ -597,7 +577,7 @@ def _takes_gradients(x: Array, own: Sequence[Parameters]) -> bool:
 
 
 def _run_on(device: Device, run: Run) -> Run:
-    """Return a run whose numbers are on a device."""
+    """Return a run with its seed and step on a device."""
     seed, step = (moved(x, device) for x in (run.seed, run.step))
     return replace(run, seed=seed, step=step)
 

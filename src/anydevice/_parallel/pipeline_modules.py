@@ -29,7 +29,7 @@ _MARK = "_anydevice_pipeline"
 
 
 class PipelinedModule(Record):
-    """How a module lies: the places of its units by name, in their order."""
+    """The places of a module's units by name, in their order."""
 
     places: Mapping[str, Place]
     microbatches: int
@@ -46,9 +46,9 @@ class PipelinedModule(Record):
 
 
 def pipeline_of(module: Any) -> PipelinedModule | None:
-    """Return how a module was laid out by `parallel.pipeline`; `None` if it was not."""
-    found: PipelinedModule | None = getattr(module, _MARK, None)
-    return found
+    """Return the layout of a module that `parallel.pipeline` made; `None` for other modules."""
+    layout: PipelinedModule | None = getattr(module, _MARK, None)
+    return layout
 
 
 def pipelined_module(
@@ -64,8 +64,7 @@ def pipelined_module(
     parts = torch.module_units(module)
     units = [Unit(name, torch.bytes_of(part), is_layer) for name, (part, is_layer) in parts.items()]
     count = sum(x.numel() for x in module.parameters())
-    found, _ = placed_units(units, given, "torch", count)
-    places = dict(zip(parts, found, strict=True))
+    places = dict(zip(parts, placed_units(units, given, "torch", count)[0], strict=True))
     for name, other in torch.tied_units(parts).items():
         places[name] = places[other]
     target = folder_for(folder, list(places.values()))

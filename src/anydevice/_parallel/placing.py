@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from anydevice._arrays.move import is_array, to_device
 from anydevice._arrays.trees.tree import flatten
-from anydevice._core.engine import Absent
 from anydevice._libraries.registry import is_torch_module, part
 from anydevice._machine.engines.registry import owner_of
-from anydevice._parallel.mesh import Devices, Mesh, devices_of
+from anydevice._parallel.mesh import Devices, Mesh, devices_of, no_collectives
 from anydevice.errors import ConfigurationError
 
 
 def row_ranges(rows: int, parts: int) -> list[tuple[int, int]]:
-    """Return where each of `parts` begins and ends; those with one row more come first.
+    """Return the start and end of each of `parts`; longer ones come first.
 
     >>> row_ranges(50, 4)
     [(0, 13), (13, 26), (26, 38), (38, 50)]
@@ -37,9 +34,9 @@ def split_batch(data: Any, devices: Devices | Mesh) -> list[Any]:
     >>> [len(part) for part in split_batch(numpy.arange(5), ["cpu"])]
     [5]
 
-    Where rows do not divide evenly, the first parts have one more; where there are fewer rows than
-    devices, the last ones have none. Of a mesh over several processes, the parts are those of this
-    process. Raises `ConfigurationError` if arrays differ in their number of rows.
+    If rows do not divide evenly, the first parts have one more, and the last ones may have none.
+    For a mesh over several processes, only the parts of this process are returned. Raises
+    `ConfigurationError` if arrays differ in their number of rows.
     """
     here: tuple[Any, ...]
     if isinstance(devices, Mesh):
@@ -49,8 +46,7 @@ def split_batch(data: Any, devices: Devices | Mesh) -> list[Any]:
         here = _each_of(devices)
         first, count = 0, len(here)
     leaves, rebuild = flatten(data, is_array)
-    rows = _rows(leaves)
-    ranges = row_ranges(rows, count)[first : first + len(here)]
+    ranges = row_ranges(_rows(leaves), count)[first : first + len(here)]
     return [
         to_device(rebuild([x[start:stop] for x in leaves.values]), device)
         for (start, stop), device in zip(ranges, here, strict=True)
@@ -84,13 +80,20 @@ def shard(tree: Any, mesh: Mesh) -> Any:
     JAX holds such arrays; over processes, PyTorch does too, as a `DTensor`. Raises
     `UnsupportedError` for other engines and more than one device.
     """
+    if mesh.size > 1 and mesh.engine not in ("jax", "torch"):
+        raise no_collectives(
+            f"{mesh.engine} does not shard over {mesh.size} processes",
+            "take devices of PyTorch or JAX",
+        )
+
+    def placed(x: Any) -> Any:
+        if not _is_spread(x):  # a spread array goes on from its devices, without being gathered
+            x = to_device(x, mesh.devices[0], convert=True)
+        return x if mesh.size == 1 else part(str(mesh.engine), "mesh").sharded(x, mesh)
+
     leaves, rebuild = flatten(tree, is_array)
-    place, device = _sharder(mesh), mesh.devices[0]
-    # Leaf by leaf: one device never holds more than one whole array. One that is spread already
-    # goes on from there, without being gathered.
-    return rebuild(
-        [place(x if _is_spread(x) else to_device(x, device, convert=True)) for x in leaves.values]
-    )
+    # Leaf by leaf: one device never holds more than one whole array.
+    return rebuild([placed(x) for x in leaves.values])
 
 
 def gather(tree: Any) -> Any:
@@ -102,18 +105,6 @@ def gather(tree: Any) -> Any:
     """
     leaves, rebuild = flatten(tree, is_array)
     return rebuild([_gather_array(x) for x in leaves.values])
-
-
-def _sharder(mesh: Mesh) -> Callable[[Any], Any]:
-    if mesh.size == 1:
-        return lambda x: x
-    if mesh.engine not in ("jax", "torch"):
-        raise Absent(
-            f"{mesh.engine} does not shard over {mesh.size} processes",
-            instead="take devices of PyTorch or JAX",
-            code="no_collectives",
-        ).error()
-    return partial(part(mesh.engine, "mesh").sharded, mesh=mesh)
 
 
 def _is_spread(x: Any) -> bool:

@@ -7,10 +7,8 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from anydevice._core.device import Device
-from anydevice._core.engine import Absent
 from anydevice._core.hooks import is_loaded
 from anydevice._core.protocols import Launched, Processes
 from anydevice._core.record import Record
@@ -18,64 +16,69 @@ from anydevice._libraries.registry import part
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.discovery.discover import devices as devices_of_backend
 from anydevice._machine.engines import registry
-from anydevice._parallel.mesh import Mesh
+from anydevice._parallel.mesh import Mesh, no_collectives
 from anydevice.errors import ConfigurationError
 
 _PORT = 29500
 _RING = "MLX_HOSTFILE"
 TOGETHER = ("torch", "jax", "mlx")
-"""Engines whose processes compute together; the first of them where all are free to be taken."""
+"""Engines with collectives, in order of preference."""
 
 
 def initialize(device: Device | str | None = None, *, engine: str | None = None) -> Mesh:
     """Join the processes that a launcher started, and return the mesh over their devices.
 
-    The variables of torchrun, Slurm, Open MPI, Kubernetes jobs and mlx.launch are understood. A
+    It understands the variables of torchrun, Slurm, Open MPI, Kubernetes jobs and mlx.launch. A
     process alone is a mesh of one: nothing is imported or started for it.
 
     >>> initialize("cpu").size
     1
 
-    PyTorch, JAX or MLX drives them: the `engine`, or the one that the device or `ANYDEVICE_ENGINE`
-    asks for, else one that is imported already, else the first that is installed. A process of
-    PyTorch or MLX has one device, by default the one that `anydevice.device()` gives it. One of JAX
-    has all of a backend, also where it is alone, if JAX was asked for; `"cuda:0"` is that one. A
-    group that is there already, of `torch.distributed` or `jax.distributed`, is used as it is.
+    PyTorch, JAX or MLX drives them: the `engine`, or the engine of the device or of
+    `ANYDEVICE_ENGINE`, else an imported one, else the first that is installed. A process of PyTorch
+    or MLX has one device, by default `anydevice.device()`. A process of JAX has all devices of a
+    backend, also alone if JAX was requested, unless one is named, as in `"cuda:0"`. An existing
+    group of `torch.distributed` or `jax.distributed` is used.
 
     All processes must run the same program: `nn.train(…, devices=mesh)` gives each its rows of
     the same batches.
 
-    Raises `ConfigurationError` if variables contradict each other, or do not say where the first
-    process is, and `UnsupportedError` for an engine whose processes cannot compute together.
+    Raises `ConfigurationError` if variables contradict each other or lack the address of the first
+    process, and `UnsupportedError` for an engine without collectives.
     """
     chosen = one_device(device, engine=engine)
     existing: Processes | None = None
     if is_loaded("torch.distributed"):
         existing = part("torch", "mesh").existing()
     is_there = existing is not None or _is_jax_joined()
-    found = None if is_there else launched(os.environ)
-    if not is_there and (found is None or found.size == 1):
+    launcher = None if is_there else launched(os.environ)
+    if not is_there and (launcher is None or launcher.size == 1):
         of_jax = chosen.engine == "jax" and not chosen.engine_is_free
         return Mesh(_of_jax(device, chosen) if of_jax else [chosen])
     engine = _engine_for(chosen, existing is not None)
     place = one_device(str(chosen) if device is None else device, engine=engine)
     if engine == "jax":
-        return _over_jax(device, place, found)
+        if not _is_jax_joined():  # a group of PyTorch may be there
+            launcher = launcher or launched(os.environ)
+            if launcher is None:
+                return Mesh(_of_jax(device, place))
+            _take_own_cards(place, launcher)
+        processes = part("jax", "mesh").join(launcher)
+        return Mesh(_of_jax(device, place), group=processes if processes.size > 1 else None)
     if engine == "mlx":
         return Mesh([place], group=part("mlx", "mesh").join())
-    group = existing or part("torch", "mesh").join(found, place)
+    group = existing or part("torch", "mesh").join(launcher, place)
     return Mesh([place], group=group if group.size > 1 else None)
 
 
 def _engine_for(device: Device, has_group: bool) -> str:
-    """Return the engine that processes compute with: one that is asked for, is there, or can."""
+    """Return the engine of the processes: the requested, a joined, else an installed one."""
     if not device.engine_is_free:
         if device.engine not in TOGETHER:
-            raise Absent(
+            raise no_collectives(
                 f"processes of {device.engine} do not compute together",
-                instead="take torch, jax or mlx, as in `anydevice launch --engine jax`",
-                code="no_collectives",
-            ).error()
+                "take torch, jax or mlx, as in `anydevice launch --engine jax`",
+            )
         return device.engine
     if has_group or _is_jax_joined():
         return "torch" if has_group else "jax"
@@ -84,37 +87,26 @@ def _engine_for(device: Device, has_group: bool) -> str:
     status = device.status
     able = [name for name in TOGETHER if status is None or name in status.engines]
     if not able:
-        raise Absent(
+        raise no_collectives(
             f"no library that is installed computes on {device} in several processes",
-            instead="install torch, jax or mlx",
-            code="no_collectives",
-        ).error()
+            "install torch, jax or mlx",
+        )
     return min(able, key=lambda name: not registry.loaded(name))
-
-
-def _over_jax(device: Any, place: Device, found: Launched | None) -> Mesh:
-    if not _is_jax_joined():  # whatever group of PyTorch is there
-        found = found or launched(os.environ)
-        if found is None:
-            return Mesh(_of_jax(device, place))
-        _take_own_cards(place, found)
-    group = part("jax", "mesh").join(found)
-    return Mesh(_of_jax(device, place), group=group if group.size > 1 else None)
 
 
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
 
 
-def _take_own_cards(place: Device, found: Launched) -> None:
-    """Show this process its share of the machine's cards alone: JAX takes all that it sees."""
-    cards, processes = devices_of_backend(place.backend), found.here or 1
+def _take_own_cards(place: Device, launcher: Launched) -> None:
+    """Hide the cards of other processes on this machine: JAX takes all that it sees."""
+    cards, processes = devices_of_backend(place.backend), launcher.here or 1
     variable = _VISIBLE.get(place.backend)
     if variable is None or processes == 1 or len(cards) < processes:
         return
     names = os.environ.get(variable, "").split(",")
     names = names if len(names) == len(cards) else [str(card.index) for card in cards]
     share = len(cards) // processes
-    os.environ[variable] = ",".join(names[found.local * share : (found.local + 1) * share])
+    os.environ[variable] = ",".join(names[launcher.local * share : (launcher.local + 1) * share])
 
 
 def _of_jax(device: Device | str | None, place: Device) -> list[Device]:
@@ -129,7 +121,7 @@ def _is_jax_joined() -> bool:
 
 
 def launched(variables: Mapping[str, str]) -> Launched | None:
-    """Return what the variables of a launcher say; `None` without one.
+    """Return the rank, the size and the address that a launcher has set; `None` without one.
 
     >>> launched({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host"}).rank
     1
@@ -156,20 +148,15 @@ class _Names(Record):
     here: str
 
 
+_LOCAL = ("LOCAL_RANK", "LOCAL_SIZE")
 _LAUNCHERS = (
     _Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    # Those of a step: a script of sbatch has SLURM_PROCID too, and is one process.
+    # Variables of a step: a script of sbatch has SLURM_PROCID too, and is one process.
     _Names(
         "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"
     ),
-    _Names(
-        "Open MPI",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    # An indexed job; those of Kubeflow have torchrun's names.
+    _Names("Open MPI", *(f"OMPI_COMM_WORLD_{n}" for n in ("RANK", "SIZE", *_LOCAL))),
+    # An indexed job; jobs of Kubeflow have torchrun's names.
     _Names("Kubernetes", "JOB_COMPLETION_INDEX", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 )
 
@@ -211,8 +198,8 @@ def first_host(hosts: str) -> str:
     >>> first_host("node[07-09,12],other"), first_host("gpu-1,gpu-2"), first_host("one")
     ('node07', 'gpu-1', 'one')
     """
-    found = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\])?([^,]*)", hosts)
-    return "".join(part or "" for part in found.groups()) if found else hosts
+    match = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\])?([^,]*)", hosts)
+    return "".join(part or "" for part in match.groups()) if match else hosts
 
 
 def _number(variables: Mapping[str, str], name: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from anydevice._arrays.random.generator import rng
 from anydevice._arrays.trees.containers import without_tables
 from anydevice._core.checks import is_integer, is_number
 from anydevice._core.device import Device
-from anydevice._core.trees import leaves
+from anydevice._core.trees import leaves, mapped
 from anydevice._libraries.layers import TARGETS
 from anydevice._libraries.precision import cast
 from anydevice._machine.engines import registry
@@ -109,8 +110,8 @@ class Batches:
         Raises `ConfigurationError` if one of the two would be empty.
         """
         count = len(self.x)
-        held = round(count * share) if is_number(share) and 0 < share < 1 else 0
-        if not 0 < held < count:
+        held_out = round(count * share) if is_number(share) and 0 < share < 1 else 0
+        if not 0 < held_out < count:
             raise ConfigurationError(
                 f"a share of {share!r} of {count} examples leaves none on one of the two sides; "
                 "it is a number between 0 and 1, such as 0.2",
@@ -118,16 +119,11 @@ class Batches:
             )
         # Epochs count from 1, so the order of epoch 0 is free.
         order = self._order(seed, 0)
-        parts = np.sort(order[:-held]), np.sort(order[-held:])
-        own = min(self.size, count - held) if self.whole_only else self.size
-        first = Batches(
-            self.x[parts[0]],
-            self.y[parts[0]],
-            own,
-            shuffle=self.shuffle,
-            whole_only=self.whole_only,
-        )
-        return first, Batches(self.x[parts[1]], self.y[parts[1]], self.size, shuffle=False)
+        rest, out = np.sort(order[:-held_out]), np.sort(order[-held_out:])
+        size = min(self.size, count - held_out) if self.whole_only else self.size
+        options = {"shuffle": self.shuffle, "whole_only": self.whole_only}
+        first = Batches(self.x[rest], self.y[rest], size, **options)
+        return first, Batches(self.x[out], self.y[out], self.size, shuffle=False)
 
     def _order(self, seed: int, epoch: int) -> Any:
         if not self.shuffle:
@@ -241,7 +237,7 @@ def placed_batches(
     number.
     """
     source = _source(data, seed, epoch)
-    place, made = place or placer(device), form or pair_of
+    place, form = place or placer(device), form or pair_of
 
     def moved() -> Iterator[Any]:
         if skip:
@@ -250,7 +246,7 @@ def placed_batches(
                 skipped()
         for number, batch in enumerate(source, skip + 1):
             try:
-                yield place(made(batch))
+                yield place(form(batch))
             except INPUT_ERRORS as error:
                 prefix_error(error, batch_name(name, epoch, number))
                 raise
@@ -268,28 +264,28 @@ def placer(device: Device) -> Callable[[Any], Any]:
     NumPy arrays, the usual case, take a fast path.
     """
     # 64-bit integers that fit have the same value in 32 bits, so no warning is needed.
+    move = partial(to_device, device=device, convert=True, narrow=True)
     if device.engine is None:  # to_device raises for it
-        return lambda batch: to_device(batch, device, convert=True, narrow=True)
+        return move
     engine = registry.load(device.engine)
-    there = (place_of(device),)
+    places = (place_of(device),)
 
     def is_there(x: Any) -> bool:
-        return owner_of(x) is engine and engine.devices_of(x) == there
+        return owner_of(x) is engine and engine.devices_of(x) == places
 
-    def placed(batch: Any) -> Any:
+    def place(batch: Any) -> Any:
         parts = batch.values() if type(batch) is dict else batch
         if type(batch) in (tuple, dict) and all(map(is_there, parts)):
             return batch
         if type(batch) is not tuple or len(batch) != 2:
-            return to_device(batch, device, convert=True, narrow=True)
+            return move(batch)
         x, y = batch
         if type(x) is not np.ndarray or type(y) is not np.ndarray:
-            x, y = to_device(batch, device, convert=True, narrow=True)
-            return x, y
+            return move(batch)
         there = upload([x] if x is y else [x, y], engine, device, True, [])
         return there[0], there[-1]
 
-    return placed
+    return place
 
 
 def first_of(
@@ -378,9 +374,18 @@ def rows_of(batch: Any) -> int:
     if type(batch) is tuple and batch and hasattr(batch[0], "shape"):
         shape = batch[0].shape
     else:
-        found = next((x for x in leaves(batch) if hasattr(x, "shape")), None)
-        shape = () if found is None else found.shape
+        shape = next((x.shape for x in leaves(batch) if hasattr(x, "shape")), ())
     return int(shape[0]) if len(shape) else 1
+
+
+def rows_between(batch: Any, first: int, stop: int) -> Any:
+    """Return the rows of a batch from `first` on, up to `stop`; arrays without rows are whole.
+
+    >>> rows_between((np.arange(3), np.float32(1.5)), 1, 3)
+    (array([1, 2]), np.float32(1.5))
+    """
+    every = rows_of(batch)
+    return mapped(lambda x: x[first:stop] if x.ndim and x.shape[0] == every else x, batch)
 
 
 def as_numbers(given: Any, name: str) -> Any:
@@ -397,9 +402,15 @@ def as_numbers(given: Any, name: str) -> Any:
         wide = owner.dtype_of(given).name == "float64"
         return cast(given, "float32") if wide else given
     if isinstance(given, list | tuple):
-        return _of_rows(given, name)
+        first = given
+        while isinstance(first, list | tuple) and first:
+            first = first[0]
+        if isinstance(first, bool | int | float | str | bytes | np.generic):
+            return _of_host(as_host_array(given, name), name)
+        parts = [as_numbers(part, f"{name}[{at}]") for at, part in enumerate(given)]
+        return parts if isinstance(given, list) else tuple(parts)
     if isinstance(given, dict):
-        return {key: as_numbers(each, f"{name}[{key!r}]") for key, each in given.items()}
+        return {key: as_numbers(part, f"{name}[{key!r}]") for key, part in given.items()}
     if isinstance(given, str) or hasattr(given, "__array__"):
         return _of_host(np.asarray(given), name)
     return given
@@ -415,16 +426,6 @@ def as_host_array(given: Any, name: str) -> Any:
         ) from None
     _check_kind(array, name)
     return array
-
-
-def _of_rows(given: Any, name: str) -> Any:
-    first = given
-    while isinstance(first, list | tuple) and first:
-        first = first[0]
-    if isinstance(first, bool | int | float | str | bytes | np.generic):
-        return _of_host(as_host_array(given, name), name)
-    parts = [as_numbers(each, f"{name}[{at}]") for at, each in enumerate(given)]
-    return parts if isinstance(given, list) else tuple(parts)
 
 
 def _of_host(array: Any, name: str) -> Any:

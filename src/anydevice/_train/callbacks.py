@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from logging import Logger
 from math import isnan
 from typing import Any
 
 from anydevice._core import checks
-from anydevice._core.record import Record, as_dict
+from anydevice._core.record import Record
 from anydevice._train.history import Epoch, History
 from anydevice.errors import ConfigurationError
+
+_NUMBERS = ("loss", "validation", "rate", "seconds")
 
 
 class TrainingEvent(Record):
@@ -96,12 +98,8 @@ class Log(Callback):
 
     def send(self, epoch: Epoch) -> None:
         """Send the numbers of an epoch, metrics under their own names."""
-        numbers: dict[str, Any] = {}
-        for name, value in as_dict(epoch).items():
-            if isinstance(value, Mapping):
-                numbers |= value
-            elif name not in ("epoch", "steps", "left_out") and value is not None:
-                numbers[name] = value
+        names = ("loss", "rate", "seconds") if epoch.validation is None else _NUMBERS
+        numbers = {name: getattr(epoch, name) for name in names} | dict(epoch.metrics or {})
         if epoch.left_out:
             numbers["left_out"] = epoch.left_out
         self._send(numbers, epoch.epoch, epoch.steps)
@@ -128,27 +126,18 @@ class _EpochFunction(Callback):
 
 def callbacks_of(spec: Any) -> list[Callback]:
     """Return a list of callbacks; raise `ConfigurationError` for anything else."""
-    several = isinstance(spec, Iterable) and not callable(spec)
-    return [_as_callback(each) for each in (spec if several else [spec])]
-
-
-def _as_callback(spec: Any) -> Callback:
-    """Return `spec` if it is a callback; wrap a function so that it runs after each epoch."""
-    if isinstance(spec, Callback):
-        return spec
-    if callable(spec):
-        return _EpochFunction(spec)
-    raise ConfigurationError(
-        f"a callback is a nn.Callback, or a function that is called after each epoch, not {spec!r}",
-        source="callbacks",
-    )
+    callbacks = list(spec) if isinstance(spec, Iterable) and not callable(spec) else [spec]
+    for each in callbacks:
+        if not isinstance(each, Callback) and not callable(each):
+            raise ConfigurationError(
+                "a callback is a nn.Callback, or a function that is called after each epoch, not "
+                f"{each!r}",
+                source="callbacks",
+            )
+    return [each if isinstance(each, Callback) else _EpochFunction(each) for each in callbacks]
 
 
 def step_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
     """Return the callbacks that override `step`."""
-    return [
-        each
-        for each in callbacks
-        if type(each).step is not Callback.step
-        and not (isinstance(each, Log) and each.every is None)
-    ]
+    own = [each for each in callbacks if type(each).step is not Callback.step]
+    return [each for each in own if not isinstance(each, Log) or each.every is not None]

@@ -96,14 +96,14 @@ def settings_of(
         "clip": config.clip,
         "accumulate": config.accumulate,
         "seed": seed,
-        "data": _described_data(data),
-        _VALIDATION: None if validation is None else _described_data(validation),
+        "data": _describe_data(data),
+        _VALIDATION: None if validation is None else _describe_data(validation),
     }
 
 
-def _described_data(data: Any) -> dict[str, Any]:
+def _describe_data(data: Any) -> dict[str, Any]:
     content = content_of(data)
-    return {**sizes_of(data), **({} if content is None else {_CONTENT: content})}
+    return sizes_of(data) | ({} if content is None else {_CONTENT: content})
 
 
 def content_of(data: Any) -> str | None:
@@ -149,9 +149,6 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
         "scale": step.scale,
         "best": checkpoint.best,
     }
-    own = step.own
-    waiting = {"total": step.total, "own": None if own is None else dict(own)}
-    trees.update({name: tree for name, tree in waiting.items() if tree is not None})
     metadata = {
         "settings": dict(settings),
         "batches": step.batches,
@@ -160,10 +157,13 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
         "optimize": checkpoint.optimize,
         "place": {**vars(loop), "history": loop.history.to_list()},
     }
+    if step.total is not None:
+        trees["total"] = step.total
     if step.added:
         metadata.update(added=step.added, rows=checkpoint.rows)
-    if own is not None:
-        metadata["own"] = own.text
+    if step.own is not None:
+        trees["own"] = dict(step.own)
+        metadata["own"] = step.own.text
     if checkpoint.random:
         metadata["random"] = dict(checkpoint.random)
     tensor_files.write(path, _KIND, trees, metadata)
@@ -176,9 +176,9 @@ def sole_training(path: Path) -> Iterator[None]:
     Raises `ConfigurationError` if another training does. A file that cannot be locked (Windows,
     some network drives) is not guarded.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            held.enter_context(FileLock(path))
+            stack.enter_context(FileLock(path))
         except BlockingIOError as error:
             raise ConfigurationError(
                 f"save: another training saves to {path}: {error.strerror}; wait until it has "
@@ -215,13 +215,17 @@ def read_checkpoint(
     contents = tensor_files.read(path, _KIND, device)
     trees, metadata = contents.trees, contents.metadata
     try:
-        kept = patient and trees["best"] is not None
-        found = _first_difference(metadata["settings"], settings, kept)
+        patient = patient and trees["best"] is not None
+        other = _first_difference(metadata["settings"], settings, patient)
         saved = metadata["place"]
         loop = LoopState(**{**saved, "history": History.from_list(saved["history"])})
-        if not kept:
+        if not patient:
             loop = replace(loop, best=None, waited=0)
         counts = {name: metadata[name] for name in ("batches", "started", "steps")}
+        own = None
+        if metadata.get("own") is not None:
+            own = Packed(trees.get("own") or {})
+            own.text = metadata["own"]
         step = StepState(
             trees["parameters"],
             trees["state"],
@@ -229,11 +233,11 @@ def read_checkpoint(
             scale=trees["scale"],
             total=trees.get("total"),
             added=metadata.get("added", 0.0),
-            own=_own(trees.get("own"), metadata.get("own")),
+            own=own,
         )
         # Files without this field were compiled unless the caller said otherwise.
         how = metadata.get("optimize", "default")
-        best = trees["best"] if kept else None
+        best = trees["best"] if patient else None
         _check_counts(*counts.values(), loop.epoch - 1, loop.position, loop.examples, loop.waited)
         _check_numbers(loop.lost, loop.seconds, loop.rate, loop.best or 0.0, step.added)
         if step.added:
@@ -245,9 +249,9 @@ def read_checkpoint(
             raise ValueError(f"it knows no way to compile steps called {how!r}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise tensor_files.misread(path, contents.written_by, error) from error
-    if found is not None:
+    if other is not None:
         raise ConfigurationError(
-            f"{path} belongs to another training: {found}; use the same arguments, another "
+            f"{path} belongs to another training: {other}; use the same arguments, another "
             "path, or resume=False to start again",
             source="resume",
         )
@@ -267,14 +271,6 @@ def read_checkpoint(
     return Checkpoint(
         step, loop, how, best, metadata.get("random", NOTHING), metadata.get("rows", 0)
     )
-
-
-def _own(tensors: Any, text: Any) -> Packed | None:
-    if text is None:
-        return None
-    own = Packed(tensors or {})
-    own.text = text
-    return own
 
 
 def _check_counts(*counts: Any) -> None:
@@ -303,26 +299,24 @@ def _state_like(optimizer: Optimizer, parameters: Any, trained: Sequence[bool] |
         return None
 
 
-def _is_scale(found: Any) -> bool:
-    return (
-        isinstance(found, dict)
-        and found.keys() == {"scale", "good_steps"}
-        and all(tuple(getattr(each, "shape", (0,))) == () for each in found.values())
-    )
+def _is_scale(scale: Any) -> bool:
+    if not isinstance(scale, dict) or scale.keys() != {"scale", "good_steps"}:
+        return False
+    return all(tuple(getattr(number, "shape", (0,))) == () for number in scale.values())
 
 
 def _first_difference(
-    saved: Mapping[str, Any], settings: Mapping[str, Any], kept: bool
+    saved: Mapping[str, Any], settings: Mapping[str, Any], patient: bool
 ) -> str | None:
     """Return a sentence about the first setting that differs."""
     for name, value in settings.items():
-        if name == _VALIDATION and not kept:
+        if name == _VALIDATION and not patient:
             continue
         compare = _data_difference if name in ("data", _VALIDATION) else setting_difference
         before = saved.get(name) if name == _FROZEN else saved[name]  # missing in early files
-        found = compare(before, value, name)
-        if found is not None:
-            return found
+        text = compare(before, value, name)
+        if text is not None:
+            return text
     return None
 
 
@@ -334,12 +328,12 @@ def _data_difference(before: Any, now: Any, where: str) -> str | None:
         return f"its {where} is there only {'now' if before is None else 'then'}"
     both = [name for name in before if name in now and name != _CONTENT]
     then, today = ({f".{name}": each[name] for name in both} for each in (before, now))
-    found = setting_difference(then, today, where)
+    text = setting_difference(then, today, where)
     # Early files, and data that cannot be read ahead, have no content hash.
     contents = {each[_CONTENT] for each in (before, now) if _CONTENT in each}
-    if found is None and len(contents) > 1:
+    if text is None and len(contents) > 1:
         return f"its {where} held other numbers than now"
-    return found
+    return text
 
 
 def fingerprint(value: Any) -> Any:
@@ -398,16 +392,16 @@ def setting_difference(before: Any, now: Any, where: str) -> str | None:
         if len(before) != len(now):
             return f"its {where} had {len(before)} parts, and now it has {len(now)}"
         pairs = enumerate(zip(before, now, strict=True))
-        found = (setting_difference(a, b, f"{where}[{at}]") for at, (a, b) in pairs)
-        return next((each for each in found if each is not None), None)
+        texts = (setting_difference(a, b, f"{where}[{at}]") for at, (a, b) in pairs)
+        return next(filter(None, texts), None)
     if before == now or repr(before) == repr(now):  # NaN is the same setting as NaN
         return None
     return f"its {where} was {_short(before)}, and now it is {_short(now)}"
 
 
-def _shape(found: dict[str, Any]) -> Any:
+def _shape(fields: dict[str, Any]) -> Any:
     """Return the parts that two fingerprints must share to be compared part by part."""
-    return found.get("kind"), *(each in found for each in ("function", "partial", "method"))
+    return fields.get("kind"), *(name in fields for name in ("function", "partial", "method"))
 
 
 def _part_difference(before: dict[str, Any], now: dict[str, Any], where: str) -> str | None:
@@ -423,9 +417,9 @@ def _part_difference(before: dict[str, Any], now: dict[str, Any], where: str) ->
         if not both:
             return f"its {inside} is there only {'now' if name in now else 'then'}"
         then = _public_name(before[name]) if name == "function" else before[name]
-        found = setting_difference(then, now[name], inside)
-        if found is not None:
-            return found
+        text = setting_difference(then, now[name], inside)
+        if text is not None:
+            return text
     return None
 
 
@@ -449,24 +443,20 @@ def _public_name(name: str) -> str:
 def _function_fingerprint(function: Any) -> dict[str, Any]:
     module = getattr(function, "__module__", None)
     name = function.__qualname__
-    found: dict[str, Any] = {
-        "function": _public_name(name if module is None else f"{module}.{name}")
-    }
+    path = _public_name(name if module is None else f"{module}.{name}")
+    fields: dict[str, Any] = {"function": path}
     if not isinstance(function, types.FunctionType):
-        return found
+        return fields
     code = function.__code__
     if "<lambda>" in name:
-        found[_CODE_KEYS[sys.version_info[:2]]] = hashlib.sha256(
-            repr(_code_values(code)).encode()
-        ).hexdigest()[:16]
+        digest = hashlib.sha256(repr(_code_values(code)).encode()).hexdigest()
+        fields[_CODE_KEYS[sys.version_info[:2]]] = digest[:16]
     if function.__closure__:
-        found[".__closure__"] = {
-            f".{name}": _variable(cell)
-            for name, cell in zip(code.co_freevars, function.__closure__, strict=True)
-        }
+        cells = zip(code.co_freevars, function.__closure__, strict=True)
+        fields[".__closure__"] = {f".{name}": _variable(cell) for name, cell in cells}
     if function.__defaults__:
-        found[".__defaults__"] = fingerprint(function.__defaults__)
-    return found
+        fields[".__defaults__"] = fingerprint(function.__defaults__)
+    return fields
 
 
 def _code_values(code: types.CodeType) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ from anydevice._train.batches import (
     prefix_error,
     rows_of,
 )
-from anydevice._train.metrics import Metric, Specs, metrics_of
+from anydevice._train.metrics import Specs, metrics_of
 from anydevice.errors import ConfigurationError
 
 _IN_FLIGHT = 2
@@ -126,7 +126,7 @@ def predict(
 
     Raises `ConfigurationError` for data that the model does not take, with the number of the batch.
     """
-    found: list[list[Any]] = []
+    outputs: list[list[Any]] = []
     like: Any = None
     with _ready(model, device, precision, optimize) as run:
         waiting: deque[Any] = deque()
@@ -135,9 +135,9 @@ def predict(
             like = output if like is None else like
             waiting.append(leaves(output))
             if len(waiting) > _IN_FLIGHT:
-                found.append(to_numpy(waiting.popleft()))
-        found.extend(map(to_numpy, waiting))
-    return refilled(like, [np.concatenate(parts) for parts in zip(*found, strict=True)])
+                outputs.append(to_numpy(waiting.popleft()))
+        outputs.extend(map(to_numpy, waiting))
+    return refilled(like, [np.concatenate(parts) for parts in zip(*outputs, strict=True)])
 
 
 def evaluate(
@@ -182,7 +182,7 @@ def evaluate(
             'nothing is evaluated: give a loss, metrics=, or both, as in metrics="accuracy"',
             source="loss",
         )
-    states = {metric.name: metric.start() for metric in measured}
+    states: dict[str, Any] = dict.fromkeys(metric.name for metric in measured)
     lost, examples = 0.0, 0
     values: deque[tuple[Any, int]] = deque()
     with _ready(model, device, precision, optimize, loss) as run:
@@ -192,7 +192,13 @@ def evaluate(
             try:
                 value, output = run.loss_and_output(batch, wants_output=bool(measured))
                 for metric in measured:
-                    target = _target_of(batch, metric)
+                    target = target_of(batch.named) if batch.target is None else batch.target
+                    if target is None:
+                        raise ConfigurationError(
+                            f"{metric.name} needs targets: give batches (x, y), or dicts with "
+                            "'labels'",
+                            source="data",
+                        )
                     states[metric.name] = metric.add(states[metric.name], output, target)
             except INPUT_ERRORS as error:
                 prefix_error(error, batch_name(_NAME, 1, number))
@@ -260,16 +266,6 @@ class _Runner:
         return value, logits_of(output)
 
 
-def _target_of(batch: _Batch, metric: Metric) -> Any:
-    target = target_of(batch.named) if batch.target is None else batch.target
-    if target is None:
-        raise ConfigurationError(
-            f"{metric.name} needs targets: give batches (x, y), or dicts with 'labels'",
-            source="data",
-        )
-    return target
-
-
 @contextmanager
 def _ready(
     model: Any,
@@ -288,7 +284,9 @@ def _ready(
         layer, changed = fuse_loss(model.layer, loss)
         activation = fused_activation(loss) if changed else None
         model = model.with_layer(layer)
-    with _in_inference(model) as still:
+    row = row_of(model)
+    frozen = nullcontext(model) if row is None else part(row.library, "module").in_inference(model)
+    with frozen as still:  # a module gets its own mode back after the block
         adapter = adapter_of(still)
         if device is None:
             device = adapter.device
@@ -300,17 +298,6 @@ def _ready(
             precision = next((name for name in _NARROW if name in names), None)
         made = compiled_model(still, target, optimize=optimize, precision=precision)
         yield _Runner(made, loss, activation, still)
-
-
-@contextmanager
-def _in_inference(model: Any) -> Iterator[Any]:
-    """Yield the model in inference mode; a module gets its own mode back after the block."""
-    row = row_of(model)
-    if row is None:
-        yield model
-    else:
-        with part(row.library, "module").in_inference(model) as module:
-            yield module
 
 
 def _place_batches(
@@ -389,10 +376,10 @@ def _named_slices(data: Mapping[Any, Any], size: int, y: Any = None) -> Iterator
     lengths = {key: len(part) for key, part in parts.items() if getattr(part, "shape", ())}
     counts = lengths if target is None else {**lengths, "y": len(target)}
     if not lengths or len(set(counts.values())) > 1:
-        said = ", ".join(f"{count} in {key!r}" for key, count in counts.items())
+        counted = ", ".join(f"{count} in {key!r}" for key, count in counts.items())
         raise ConfigurationError(
             "data is a dict, and must hold arrays with as many examples each; there are "
-            f"{said or 'no arrays in it'}",
+            f"{counted or 'no arrays in it'}",
             source="data",
         )
     for start in range(0, next(iter(lengths.values())), size):
@@ -403,8 +390,6 @@ def _named_slices(data: Mapping[Any, Any], size: int, y: Any = None) -> Iterator
 
 def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     """Return the positional and named inputs of a batch, and its target, as numeric arrays."""
-    if isinstance(batch, Mapping):
-        return (), {str(key): as_numbers(part, repr(key)) for key, part in batch.items()}, None
     target = None
     if isinstance(batch, list | tuple):
         if len(batch) not in (1, 2):

@@ -77,12 +77,12 @@ def failure(
             f"its update, or that of a step shortly before; nothing of it was saved. {_ADVICE}",
             where=layer,
         )
+    advice = (_OF_FLOAT16 if config.policy.needs_loss_scale else "") + _ADVICE
     for batch in batches:
-        found = _failed_layer(config, engine, parameters, batch, seed)
-        if found is not None:
-            return _error(batch.step, *found, _advice(config))
-    what = "and it was finite when the batches were run again"
-    return _error(since, what, "", _advice(config))
+        failed = _failed_layer(config, engine, parameters, batch, seed)
+        if failed is not None:
+            return _error(batch.step, *failed, advice)
+    return _error(since, "and it was finite when the batches were run again", "", advice)
 
 
 def nonfinite_batch(batch: Any) -> str | None:
@@ -147,20 +147,13 @@ def _failed_gradient(
     autodiff = registry.load(engine).autodiff
     assert not isinstance(autodiff, Absent), "a training has gradients"
     run = Run(training=True, seed=seed, step=batch.number, frozen=config.frozen)
-
-    def value_of(parameters: Any) -> Any:
-        return config.value(parameters, batch.batch, run)
-
-    gradients = autodiff.value_and_grad(value_of)(parameters)[1]
+    loss = partial(config.value, batch=batch.batch, run=run)
+    gradients = autodiff.value_and_grad(loss)(parameters)[1]
     wrong = _wrong_leaf(gradients)
     if wrong is None:
         return None
     name = f"{config.layer.root}{wrong}"
     return f"the gradient of {name} is {_kind(paths_of(gradients)[wrong])}", name
-
-
-def _advice(config: StepConfig) -> str:
-    return (_OF_FLOAT16 if config.policy.needs_loss_scale else "") + _ADVICE
 
 
 def _error(step: int, what: str, where: str, advice: str) -> VerificationError:
@@ -216,7 +209,16 @@ def check_shape(config: StepConfig, batch: Any, where: str) -> None:
 
     `where` is the name of the batch. The layer itself checks a tree of arrays.
     """
-    _check_pair(config, batch, where)
+    is_module = isinstance(config.layer, ModuleLayer) and not isinstance(batch, Mapping)
+    takes_pairs = is_module and config.loss is not None and not takes_model(config.loss)
+    if takes_pairs and (not isinstance(batch, tuple) or len(batch) != 2):
+        parts = f"{len(batch)} parts" if isinstance(batch, tuple) else f"a {type(batch).__name__}"
+        error = ConfigurationError(
+            f"{where} is {parts}, and must be a pair (x, y), or a dict of the model's arguments; "
+            "several inputs are a pair ((first, second), y), and a loss(model, …) takes any batch",
+            source="data",
+        )
+        raise mark_batch(error)
     x = batch[0] if isinstance(batch, tuple) and batch else batch
     shape = getattr(x, "shape", None)
     if shape is None:
@@ -230,28 +232,13 @@ def check_shape(config: StepConfig, batch: Any, where: str) -> None:
         config.layer.output(shape[1:])
     except ConfigurationError as error:
         prefix_error(error, where)
-        if isinstance(error, MisfitError) and _fits(config, shape):
-            error.args = (
-                f"{error}; x has the shape {shape}: is it one example rather than a batch? "
-                "nn.Batches(x, y, size=32) makes batches, and so does a DataLoader",
-            )
+        with suppress(ConfigurationError):
+            if isinstance(error, MisfitError) and config.layer.output(shape):
+                error.args = (
+                    f"{error}; x has the shape {shape}: is it one example rather than a batch? "
+                    "nn.Batches(x, y, size=32) makes batches, and so does a DataLoader",
+                )
         raise
-
-
-def _check_pair(config: StepConfig, batch: Any, where: str) -> None:
-    """Raise for a batch of a module that does not suit a loss of (output, y)."""
-    if not isinstance(config.layer, ModuleLayer) or isinstance(batch, Mapping):
-        return
-    if config.loss is None or takes_model(config.loss):
-        return
-    if not isinstance(batch, tuple) or len(batch) != 2:
-        parts = f"{len(batch)} parts" if isinstance(batch, tuple) else f"a {type(batch).__name__}"
-        error = ConfigurationError(
-            f"{where} is {parts}, and must be a pair (x, y), or a dict of the model's arguments; "
-            "several inputs are a pair ((first, second), y), and a loss(model, …) takes any batch",
-            source="data",
-        )
-        raise mark_batch(error)
 
 
 def wrong_target(
@@ -305,31 +292,15 @@ def _integer_error(stepper: Stepper, batch: Any, where: str) -> ConfigurationErr
         return None
     with suppress(Exception):
         config.value(stepper.parameters, (x, y), watching)
-    layer = _first_without_output(config, finished)
+    layer, path = config.layer, ""  # the innermost layer without an output
+    while rest := [(path + s, part) for s, part in layer.parts if path + s not in finished]:
+        path, layer = rest[0]
+    name = f"{config.layer.root}{path} {layer.label}" if path else layer.label
     return ConfigurationError(
-        f"{where}: x is {owner.dtype_of(x).name}, and {layer} computes in "
+        f"{where}: x is {owner.dtype_of(x).name}, and {name} computes in "
         f'{config.policy.compute}; give x.astype("float32")',
         source="x",
     )
-
-
-def _first_without_output(config: StepConfig, finished: set[str]) -> str:
-    """Return the innermost layer without an output, by its path."""
-    layer, path = config.layer, ""
-    while True:
-        rest = [(path + step, part) for step, part in layer.parts if path + step not in finished]
-        if not rest:
-            break
-        path, layer = rest[0]
-    return f"{config.layer.root}{path} {layer.label}" if path else layer.label
-
-
-def _fits(config: StepConfig, shape: tuple[int, ...]) -> bool:
-    try:
-        config.layer.output(shape)
-    except ConfigurationError:
-        return False
-    return True
 
 
 def _wrong_class(config: StepConfig, batch: Any, parameters: Any = None) -> str | None:
@@ -342,9 +313,15 @@ def _wrong_class(config: StepConfig, batch: Any, parameters: Any = None) -> str 
         return None
     if not hasattr(x, "shape") or not hasattr(y, "shape"):
         return None
-    classes = _class_count(config, parameters, batch)
-    if classes is None:
+    if not isinstance(config.layer, ModuleLayer):
+        classes = config.layer.output(tuple(x.shape[1:]))[-1]
+    elif parameters is None:
         return None
+    else:
+        try:
+            classes = int(config.value_and_output(parameters, batch, Run())[1].shape[-1])
+        except Exception:  # the output is no array
+            return None
     targets = np.asarray(to_numpy(y))
     wrong = targets[(targets < 0) | (targets >= classes)]
     if not wrong.size:
@@ -353,14 +330,3 @@ def _wrong_class(config: StepConfig, batch: Any, parameters: Any = None) -> str 
         f"a target is {wrong.flat[0]}, and the model gives {classes} classes, which are 0 to "
         f"{classes - 1}; look at the data, or give the last layer more outputs"
     )
-
-
-def _class_count(config: StepConfig, parameters: Any, batch: Any) -> int | None:
-    """Return the size of the last axis of the output; a module is called to find it."""
-    if not isinstance(config.layer, ModuleLayer):
-        return config.layer.output(tuple(batch[0].shape[1:]))[-1]
-    if parameters is None:
-        return None
-    with suppress(Exception):
-        return int(config.value_and_output(parameters, batch, Run())[1].shape[-1])
-    return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from anydevice._core import hooks
 from anydevice._core.files import check_folder, expanded, write_whole
@@ -33,7 +33,7 @@ class Epoch(Record):
         return hash((self.epoch, self.loss, self.validation, self.steps))
 
 
-class History(Sequence[Epoch]):
+class History(tuple[Epoch, ...]):
     """The epochs of a training, in order.
 
     >>> history = History([Epoch(1, 0.9, None, 0.1, 10, 1.5), Epoch(2, 0.5, None, 0.1, 20, 1.4)])
@@ -45,30 +45,8 @@ class History(Sequence[Epoch]):
         2   0.5   0.1     20      1.4
     """
 
-    def __init__(self, epochs: Iterable[Epoch] = ()) -> None:
-        self._epochs = tuple(epochs)
-
-    @overload
-    def __getitem__(self, index: int) -> Epoch: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Epoch]: ...
-    def __getitem__(self, index: int | slice) -> Epoch | Sequence[Epoch]:
-        return self._epochs[index]
-
-    def __len__(self) -> int:
-        return len(self._epochs)
-
-    def __iter__(self) -> Iterator[Epoch]:
-        return iter(self._epochs)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, History) and self._epochs == other._epochs
-
-    def __hash__(self) -> int:
-        return hash(self._epochs)
-
     def __repr__(self) -> str:
-        return f"History({list(self._epochs)!r})"
+        return f"History({list(self)!r})"
 
     def __str__(self) -> str:
         return hooks.render(self, "text")
@@ -89,11 +67,11 @@ class History(Sequence[Epoch]):
     @property
     def metrics(self) -> dict[str, list[float]]:
         """Each metric of the validation, by name: one number per epoch that has it."""
-        found: dict[str, list[float]] = {}
+        series: dict[str, list[float]] = {}
         for epoch in self:
             for name, number in (epoch.metrics or {}).items():
-                found.setdefault(name, []).append(number)
-        return found
+                series.setdefault(name, []).append(number)
+        return series
 
     def to_list(self) -> list[dict[str, Any]]:
         """Return the epochs as plain data, ready for JSON."""

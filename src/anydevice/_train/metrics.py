@@ -1,4 +1,4 @@
-"""Metrics: what a model gets right, added up over batches.
+"""Metrics of a model's outputs, added up over batches.
 
 Counts and sums stay on the device until the end, so no batch waits for the device; ranks are
 computed on the host. Your own metric is a function of an output and its target that returns a
@@ -34,21 +34,19 @@ IGNORED = -100
 
 
 class Metric(Record):
-    """A number about outputs and targets: `start`, then `add` for each batch, then `result`.
+    """A number about outputs and targets: `add` for each batch, then `result`.
+
+    The state before the first batch is `None`.
 
     >>> import numpy
     >>> metric = metric_of("accuracy")
-    >>> state = metric.add(metric.start(), numpy.array([[0.0, 1.0]]), numpy.array([1]))
+    >>> state = metric.add(None, numpy.array([[0.0, 1.0]]), numpy.array([1]))
     >>> state = metric.add(state, numpy.array([[0.0, 1.0]]), numpy.array([0]))
     >>> metric.name, metric.result(state)
     ('accuracy', 0.5)
     """
 
     name: str
-
-    def start(self) -> Any:
-        """Return the state before the first batch."""
-        return None
 
     def add(self, state: Any, output: Array, target: Array) -> Any:
         """Return the state with one more batch; it may stay on the device."""
@@ -81,8 +79,8 @@ class _Accuracy(Metric):
 
     def _of_batch(self, output: Array, target: Array) -> list[Any]:
         output = _squeeze(output, target)
-        wanted, found, counts = _classes(self.name, output, target, self.threshold)
-        return [_count(ops.logical_and(ops.equal(wanted, found), counts)), _count(counts)]
+        targets, predicted, counts = _classes(self.name, output, target, self.threshold)
+        return [ops.sum(ops.logical_and(ops.equal(targets, predicted), counts)), ops.sum(counts)]
 
 
 class _TopK(Metric):
@@ -92,11 +90,9 @@ class _TopK(Metric):
         _check_classes(self.name, output, target)
         wanted = ops.astype(target, "int32")
         _, best = ops.top_k(output, min(self.k, output.shape[-1]))
-        beside = ops.reshape(wanted, (*wanted.shape, 1))
-        hits = ops.logical_and(
-            ops.equal(ops.astype(best, "int32"), beside), _column(_known_of(output))
-        )
-        return [_count(hits), _count(ops.logical_not(ops.equal(wanted, IGNORED)))]
+        right = ops.equal(ops.astype(best, "int32"), _column(wanted))
+        hits = ops.logical_and(right, _column(_known_of(output)))
+        return [ops.sum(hits), ops.sum(ops.logical_not(ops.equal(wanted, IGNORED)))]
 
 
 class _AbsoluteError(Metric):
@@ -114,7 +110,7 @@ class _F1(Metric):
 
     def _of_batch(self, output: Array, target: Array) -> list[Any]:
         output = _squeeze(output, target)
-        wanted, found, counts = _classes(self.name, output, target, self.threshold)
+        targets, predicted, counts = _classes(self.name, output, target, self.threshold)
         binary = tuple(output.shape) == tuple(target.shape) or output.shape[-1] <= 2
         if not binary and not self.macro:
             raise ConfigurationError(
@@ -123,20 +119,21 @@ class _F1(Metric):
                 source="metrics",
             )
         classes = 2 if binary else int(output.shape[-1])
-        xp = primitives(output)
-        ids = xp.arange(classes, DTYPES["int32"], output)
-        there = ops.logical_and(_is_each(wanted, ids), _column(counts))
-        guessed = ops.logical_and(_is_each(found, ids), _column(counts))
-        both = ops.logical_and(there, guessed)
-        return [_count(each, 0) for each in (both, guessed, there)]
+        ids = primitives(output).arange(classes, DTYPES["int32"], output)
+        is_target, is_predicted = (
+            ops.logical_and(ops.equal(_column(x), ids), _column(counts))
+            for x in (targets, predicted)
+        )
+        hits, rows = ops.logical_and(is_target, is_predicted), (-1, classes)
+        return [ops.sum(ops.reshape(x, rows), 0) for x in (hits, is_predicted, is_target)]
 
     def _number(self, *state: Any) -> float:
-        right, found, there = (np.asarray(each, np.float64) for each in state)
-        total = found + there
-        each = np.divide(2 * right, total, out=np.zeros_like(total), where=total > 0)
+        hits, predicted, targets = (np.asarray(counts, np.float64) for counts in state)
+        total = predicted + targets
+        scores = np.divide(2 * hits, total, out=np.zeros_like(total), where=total > 0)
         if not self.macro:
-            return float(each[1])
-        return float(each[total > 0].mean()) if total.any() else math.nan
+            return float(scores[1])
+        return float(scores[total > 0].mean()) if total.any() else math.nan
 
 
 class _AreaUnderCurve(Metric):
@@ -278,9 +275,9 @@ def metric_of(spec: Any, threshold: float = 0.0) -> Metric:
 
     Raises `ConfigurationError`, listing the names, for anything else.
     """
-    found = _named_metric(spec, threshold)
-    if found is not None:
-        return found
+    metric = _named_metric(spec, threshold)
+    if metric is not None:
+        return metric
     if not callable(spec):
         names = ", ".join(name for name in METRICS if name != "mae")
         raise ConfigurationError(
@@ -300,11 +297,11 @@ def metrics_of(specs: Any, threshold: float = 0.0) -> list[Metric]:
     ['accuracy', 'max']
     """
     if isinstance(specs, Mapping):
-        found = [replace(metric_of(spec, threshold), name=name) for name, spec in specs.items()]
+        metrics = [replace(metric_of(spec, threshold), name=name) for name, spec in specs.items()]
     else:
         several = isinstance(specs, list | tuple)
-        found = [metric_of(spec, threshold) for spec in (specs if several else [specs])]
-    names = [metric.name for metric in found]
+        metrics = [metric_of(spec, threshold) for spec in (specs if several else [specs])]
+    names = [metric.name for metric in metrics]
     twice = [name for name in names if names.count(name) > 1 or name == "loss"]
     if twice:
         raise ConfigurationError(
@@ -312,7 +309,7 @@ def metrics_of(specs: Any, threshold: float = 0.0) -> list[Metric]:
             f'metrics={{"mine": …}}',
             source="metrics",
         )
-    return found
+    return metrics
 
 
 def _named_metric(spec: Any, threshold: float) -> Metric | None:
@@ -340,7 +337,7 @@ def _top(k: Any) -> _TopK:
 
 
 def _of_one(metric: Metric, output: Array, target: Array) -> float:
-    return metric.result(metric.add(metric.start(), output, target))
+    return metric.result(metric.add(None, output, target))
 
 
 def _classes(
@@ -348,15 +345,15 @@ def _classes(
 ) -> tuple[Array, Array, Array]:
     """Return the target ids, the predicted ids, and whether each target counts."""
     if tuple(output.shape) == tuple(target.shape):
-        wanted = ops.less(0.0, ops.astype(target, "float32"))
-        found = ops.less(threshold, ops.astype(output, "float32"))
-        every = ops.equal(wanted, wanted)
-        sure = ops.logical_not(ops.isnan(output))
-        return ops.astype(wanted, "int32"), _or_none(ops.astype(found, "int32"), sure), every
+        targets = ops.less(0.0, ops.astype(target, "float32"))
+        predicted = ops.astype(ops.less(threshold, ops.astype(output, "float32")), "int32")
+        known = ops.logical_not(ops.isnan(output))
+        every = ops.equal(targets, targets)
+        return ops.astype(targets, "int32"), _or_none(predicted, known), every
     _check_classes(name, output, target)
-    wanted = ops.astype(target, "int32")
-    found = _or_none(ops.astype(ops.argmax(output), "int32"), _known_of(output))
-    return wanted, found, ops.logical_not(ops.equal(wanted, IGNORED))
+    targets = ops.astype(target, "int32")
+    predicted = _or_none(ops.astype(ops.argmax(output), "int32"), _known_of(output))
+    return targets, predicted, ops.logical_not(ops.equal(targets, IGNORED))
 
 
 def _known_of(output: Array) -> Array:
@@ -364,10 +361,9 @@ def _known_of(output: Array) -> Array:
     return ops.logical_not(ops.any(ops.isnan(output), axis=-1))
 
 
-def _or_none(found: Array, sure: Array) -> Array:
+def _or_none(ids: Array, known: Array) -> Array:
     """Return the ids of known predictions; the others become -1, which is no class."""
-    sure = ops.astype(sure, "int32")
-    return ops.subtract(ops.multiply(ops.add(found, 1), sure), 1)
+    return ops.subtract(ops.multiply(ops.add(ids, 1), ops.astype(known, "int32")), 1)
 
 
 def _squeeze(output: Array, target: Array) -> Array:
@@ -398,19 +394,8 @@ def _misfit(name: str, output: Array, target: Array, wanted: str) -> Configurati
     )
 
 
-def _count(condition: Array, axis: int | None = None) -> Array:
-    if axis is not None:
-        condition = ops.reshape(condition, (-1, condition.shape[-1]))
-    return ops.sum(condition, axis)
-
-
 def _column(x: Array) -> Array:
     return ops.reshape(x, (*x.shape, 1))
-
-
-def _is_each(found: Array, ids: Array) -> Array:
-    """Compare each id with each of `ids`, along a new last axis."""
-    return ops.equal(_column(found), ids)
 
 
 def _area(scores: np.ndarray[Any, Any], positive: np.ndarray[Any, Any]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from anydevice import _ops as ops
@@ -29,22 +30,22 @@ from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
 from anydevice._nn.model import Model
 from anydevice._nn.optimizers import BuiltIn, global_norm
-from anydevice._parallel.mesh import Mesh, devices_of
+from anydevice._parallel.mesh import Mesh, devices_of, no_collectives
 from anydevice._parallel.pipeline import DISK, Staged, pipeline
 from anydevice._parallel.pipeline_modules import pipeline_of
 from anydevice._parallel.placing import row_ranges
-from anydevice._train.batches import rows_of
+from anydevice._train.batches import rows_between, rows_of
 from anydevice._train.randomness import random_state, set_random_state
-from anydevice._train.step_config import CompiledSteps, StepConfig, total
+from anydevice._train.step_config import CompiledSteps, total
 from anydevice._train.stepper import FunctionStepper
 from anydevice._train.strategy import (
-    HELD,
     ROUNDING,
     ROUNDING_16,
     Strategy,
     check_rows,
     is_compared,
     not_divisible,
+    training_size,
 )
 from anydevice.errors import ConfigurationError, UnsupportedError
 
@@ -88,16 +89,14 @@ def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str
                 source="strategy",
             )
         if isinstance(devices, Mesh) and devices.group is not None:
-            raise Absent(
+            raise no_collectives(
                 "a pipeline runs in one process, and this mesh has several",
-                instead="give the devices of one process in a list",
-                code="no_collectives",
-            ).error()
+                "give the devices of one process in a list",
+            )
         return "as asked"
     if strategy != "auto" or not isinstance(devices, list | tuple) or len(devices) < 2:
         return None
-    names = [str(each) for each in devices]
-    kinds = {name.split(":")[0] for name in names}
+    kinds = {str(device).split(":")[0] for device in devices}
     if kinds & {DISK, "cpu"} and len(kinds) > 1:
         return "parts lie in host memory or on disk"
     try:
@@ -106,14 +105,13 @@ def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str
         if not hasattr(model, "parameters"):
             return None
         parameters = model.parameters if isinstance(model, Model) else list(model.parameters())
-        needed = HELD * sum(4 * math.prod(x.shape) for x in leaves(parameters))
+        needed, text = training_size(parameters)
         available = memory_stats(one_device(devices[0])).available
         if available is None or needed <= available // 2:
             return None
         return (
-            f"weights, gradients and optimizer state take {format_size(needed)}, more than half of "
-            f"{format_size(available)} available to a device, and one process of PyTorch drives "
-            "several devices so"
+            f"{text}, more than half of {format_size(available)} available to a device, and one "
+            "process of PyTorch drives several devices so"
         )
     return None
 
@@ -121,11 +119,13 @@ def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str
 class PipelineStrategy(Strategy):
     """A training of a model that `parallel.pipeline` made."""
 
+    is_ahead = False
+
     def __init__(self, model: Any, why: str) -> None:
-        found = pipeline_of(model)
-        if found is not None:
-            self.devices, self.last = found.devices, found.last
-            places, self.microbatches = list(found.places.values()), found.microbatches
+        module = pipeline_of(model)
+        if module is not None:
+            self.devices, self.last = module.devices, module.last
+            places, self.microbatches = list(module.places.values()), module.microbatches
         else:
             layer = model.layer
             self.devices = tuple(dict.fromkeys(layer.devices))
@@ -133,44 +133,32 @@ class PipelineStrategy(Strategy):
             places = list(layer.places)
             self._homes = [home_of(x) for x in leaves(model.parameters)]
         if any(place.held == DISK for place in places):
-            raise Absent(
+            raise no_collectives(
                 "layers on disk cannot be trained",
-                instead='train with these layers in host memory, "cpu"',
-                code="no_collectives",
-            ).error()
+                'train with these layers in host memory, "cpu"',
+            )
         super().__init__(self.devices[0])
-        held = sum(place.held == "cpu" for place in places)
-        more = f", {held} of {len(places)} layers in host memory" if held else ""
+        offloaded = sum(place.held == "cpu" for place in places)
+        more = f", {offloaded} of {len(places)} layers in host memory" if offloaded else ""
         count = f"{len(self.devices)} devices" if len(self.devices) > 1 else str(self.devices[0])
         self.text = f"{count}{more}, pipeline: {why}"
+        self.reads_to = Device("cpu", engine="numpy")
         self.rounding = ROUNDING
         self._compared = 0
         self.place = self._place_batch
 
-    @property
-    def reads_to(self) -> Device:
-        return Device("cpu", engine="numpy")
-
-    @property
-    def is_ahead(self) -> bool:
-        return False
-
     def _place_batch(self, batch: Any) -> Any:
         """Move inputs to the first device, and targets to the last."""
+        place = partial(to_device, convert=True, narrow=True)
         if type(batch) is not tuple or len(batch) != 2:
-            return to_device(batch, self.device, convert=True, narrow=True)
-        places = self.device, self.last
-        return tuple(
-            to_device(x, place, convert=True, narrow=True)
-            for x, place in zip(batch, places, strict=True)
-        )
+            return place(batch, self.device)
+        return place(batch[0], self.device), place(batch[1], self.last)
 
     def parameters(self, tree: Tree) -> Tree:
         return _all_to_homes(tree, self._homes)
 
     def state(self, state: StepState, trained: Sequence[bool] | None = None) -> StepState:
-        homes = self._homes
-        own = homes
+        homes = own = self._homes
         if trained is not None:
             own = [home for home, is_own in zip(homes, trained, strict=True) if is_own]
         optimizer = {name: _all_to_homes(tree, own) for name, tree in state.optimizer.items()}
@@ -238,10 +226,9 @@ class PipelineStrategy(Strategy):
             )
 
     def module_total(self, value: Any, like: Any) -> Any:
-        found = value.detach()
         owner = owner_of(like)
         assert owner is not None
-        return owner.move(found, owner.devices_of(like)[0])
+        return owner.move(value.detach(), owner.devices_of(like)[0])
 
 
 def _all_to_homes(tree: Tree, homes: Sequence[Device]) -> Tree:
@@ -256,27 +243,9 @@ def parts_of(batch: Any, count: int) -> Iterator[tuple[tuple[int, int, int], flo
     """Yield the microbatches of a batch: the row range, the share, and the microbatch."""
     every = rows_of(batch)
     for first, stop in row_ranges(every, count):
-        if first == stop:
-            continue
-
-        def own(x: Any, first: int = first, stop: int = stop) -> Any:
-            return x[first:stop] if x.ndim and x.shape[0] == every else x
-
-        yield (first, stop - first, every), (stop - first) / every, mapped(own, batch)
-
-
-def pipeline_stepper(
-    strategy: Strategy, config: StepConfig, state: StepState, seed: int
-) -> PipelineStepper:
-    """Return the stepper of a model of stages.
-
-    Raises `UnsupportedError` for engines without gradients.
-    """
-    engine = registry.load(str(strategy.device.engine))
-    autodiff = engine.autodiff
-    if isinstance(autodiff, Absent):
-        raise autodiff.error()
-    return PipelineStepper(engine, autodiff, strategy, config, state, seed)
+        if first < stop:
+            rows = (first, stop - first, every)
+            yield rows, (stop - first) / every, rows_between(batch, first, stop)
 
 
 class PipelineStepper(FunctionStepper):
@@ -308,16 +277,16 @@ class PipelineStepper(FunctionStepper):
         count = self._strategy.microbatches
         if count == 1:
             return self._loss(trained, *rest)
-        held, batch, seed, number, scale = rest
+        fixed, batch, seed, number, scale = rest
         value: Any = None
         for rows, share, microbatch in parts_of(batch, count):
-            own, _ = self._loss(trained, held, microbatch, seed, number, scale, rows)
+            own, _ = self._loss(trained, fixed, microbatch, seed, number, scale, rows)
             own = ops.multiply(own, share)
             value = own if value is None else ops.add(value, own)
         return value, []
 
     def add(self, batch: Any, weight: float = 1.0) -> Array:
-        given = self._held, batch, self._seed, self.batches + 1, None
+        given = self._fixed, batch, self._seed, self.batches + 1, None
         if self._strategy.compares():
             whole = float(self.engine.to_host(self._loss(self._trained, *given)[0]))
             parts = float(self.engine.to_host(self._batch_loss(self._trained, *given)[0]))
@@ -355,10 +324,10 @@ class PipelineStepper(FunctionStepper):
         """Return the factor for the gradients; NaN or infinite if they are."""
         clip = self.config.clip
         if clip is None:
-            seen = sum(float(self.engine.to_host(total(part))) for part in parts)
-            return share if math.isfinite(seen) else math.nan
+            sums = sum(float(self.engine.to_host(total(part))) for part in parts)
+            return share if math.isfinite(sums) else math.nan
         norms = [float(self.engine.to_host(global_norm(part))) for part in parts]
-        norm = share * math.sqrt(sum(each**2 for each in norms))
+        norm = share * math.hypot(*norms)
         return share * clip / max(norm, clip) if math.isfinite(norm) else math.nan
 
     def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:

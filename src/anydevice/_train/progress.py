@@ -6,14 +6,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from math import ceil
 from threading import Timer
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from anydevice._core.progress import ProgressBar, columns_of, in_notebook
-from anydevice._core.record import as_dict
 from anydevice._core.text import clock
 
 if TYPE_CHECKING:
@@ -77,7 +75,7 @@ class TrainingProgress:
         self._show(self._done, [(f"epoch {epoch}/{self._epochs}", 0)])
         if self._prints and self._slow is None:
             text = f"{engine} is compiling the training step, which may take a minute; "
-            self._slow = Timer(_SLOW, _say, [f"{text}optimize='none' starts at once"])
+            self._slow = Timer(_SLOW, say, [f"{text}optimize='none' starts at once"])
             self._slow.daemon = True
             self._slow.start()
 
@@ -90,7 +88,7 @@ class TrainingProgress:
         """Note the end of an epoch; without a bar, print a line."""
         last = epoch.epoch == self._epochs
         if self._prints and (last or epoch.epoch % ceil(self._epochs / _MOST_LINES) == 0):
-            _say(_line(epoch, self._epochs))
+            say(_line(epoch, self._epochs))
 
     def ends(self, text: str) -> None:
         """Show when the training will end: at once on the bar, else on the error stream.
@@ -146,7 +144,8 @@ class TrainingProgress:
         self._bar.tell(self._done, total, fitted(words, self._columns - taken))
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Print a line on the error stream."""
     with suppress(OSError, ValueError):  # the stream may be closed by now
         print(line, file=sys.stderr, flush=True)
 
@@ -158,21 +157,11 @@ def _line(epoch: Epoch, epochs: int) -> str:
     >>> _line(Epoch(3, 0.21437, 0.25, 1e-3, 300, 4.21), 10)
     'epoch 3/10  loss 0.2144  validation 0.25  rate 0.001  4.2 s'
     """
-    numbers: dict[str, Any] = {}
-    for name, value in as_dict(epoch).items():
-        if isinstance(value, Mapping):
-            numbers |= value
-        elif name in ("loss", "validation"):
-            numbers[name] = value
+    numbers = {"loss": epoch.loss, "validation": epoch.validation, **(epoch.metrics or {})}
     words = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
-    return "  ".join(
-        (
-            f"epoch {epoch.epoch}/{epochs}",
-            *words,
-            *([] if math.isnan(epoch.rate) else [f"rate {epoch.rate:.3g}"]),
-            f"{epoch.seconds:.1f} s",
-        )
-    )
+    if not math.isnan(epoch.rate):
+        words.append(f"rate {epoch.rate:.3g}")
+    return "  ".join([f"epoch {epoch.epoch}/{epochs}", *words, f"{epoch.seconds:.1f} s"])
 
 
 def fitted(words: list[tuple[str, int]], room: int) -> str:
@@ -181,7 +170,7 @@ def fitted(words: list[tuple[str, int]], room: int) -> str:
     >>> fitted([("epoch 1/2", 0), ("rate 0.1", 4), ("1:15 left", 2)], 20)
     'epoch 1/2  1:15 left'
     """
-    kept = list(words)
-    while sum(len(text) + 2 for text, _ in kept) - 2 > room and len(kept) > 1:
-        kept.remove(max(kept, key=lambda word: word[1]))
-    return "  ".join(text for text, _ in kept)
+    rest = list(words)
+    while sum(len(text) + 2 for text, _ in rest) - 2 > room and len(rest) > 1:
+        rest.remove(max(rest, key=lambda word: word[1]))
+    return "  ".join(text for text, _ in rest)

@@ -150,20 +150,20 @@ class CompiledSteps:
 
 
 def copied(parameters: TreeT) -> TreeT:
-    """Return a copy of all arrays on their device."""
-    return mapped(_copy, parameters)
+    """Return a copy of all arrays on their device; arrays of booleans are never written."""
 
+    def copy(x: Any) -> Any:
+        kind = primitives(x).dtype(x).kind
+        return x if kind == "bool" else ops.multiply(x, 1.0 if kind == "float" else 1)
 
-def _copy(x: Any) -> Any:
-    kind = primitives(x).dtype(x).kind
-    return x if kind == "bool" else ops.multiply(x, 1.0 if kind == "float" else 1)
+    return mapped(copy, parameters)
 
 
 def total(tree: Tree) -> Array:
     """Return a float32 that is finite if all numbers of a tree are finite and of sane size."""
     arrays = leaves(tree)
-    found = own_version(arrays[0], "total_size", _total)(arrays)
-    return _total(arrays) if found is NotImplemented else found
+    size = own_version(arrays[0], "total_size", _total)(arrays)
+    return _total(arrays) if size is NotImplemented else size
 
 
 def nonfinite(value: Array) -> Array:
@@ -173,10 +173,6 @@ def nonfinite(value: Array) -> Array:
 
 
 def _total(arrays: list[Array]) -> Array:
-    sums = [ops.reshape(ops.astype(_sum(x), "float32"), (1,)) for x in arrays]
-    return ops.sum(ops.concat(sums, axis=0))
-
-
-def _sum(x: Array) -> Array:
     # Column by column first: XLA vectorizes sums on the CPU only if an axis remains.
-    return ops.sum(ops.sum(x, axis=0)) if x.ndim > 1 else ops.sum(x)
+    sums = (ops.sum(ops.sum(x, axis=0) if x.ndim > 1 else x) for x in arrays)
+    return ops.sum(ops.concat([ops.reshape(ops.astype(x, "float32"), (1,)) for x in sums], axis=0))

@@ -47,16 +47,24 @@ from anydevice._train.strategy import Strategy
 
 _FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
 _NOT_TRAINING = Run()
-_CONSUMED = ("trained", "state", "counts", "scale")
+_Carry = tuple[Tree, Any, dict[str, Array], Any]
+"""Arrays that a compiled step consumes: trained parameters, optimizer state, counts and scale."""
+
 _SERIAL = 2_000_000
 """Size of a step (parameters used) up to which a second thread does not help."""
 
 
-def stepper_for(strategy: Strategy, config: StepConfig, state: StepState, seed: int) -> Stepper:
-    """Return the stepper for the engine of the devices that hold the arrays of `state`.
+def stepper_for(
+    strategy: Strategy,
+    config: StepConfig,
+    state: StepState,
+    seed: int,
+    kind: type[FunctionStepper] | None = None,
+) -> Stepper:
+    """Return the stepper for the engine of the devices, by default of the fastest kind.
 
-    The stepper consumes them: do not use them afterwards. Raises `UnsupportedError`, listing the
-    engines that can train, if the engine has no gradients.
+    It consumes the arrays of `state`: do not use them afterwards. Raises `UnsupportedError`,
+    listing the engines that can train, if the engine has no gradients.
     """
     device = strategy.device
     if device.engine is None:
@@ -65,16 +73,17 @@ def stepper_for(strategy: Strategy, config: StepConfig, state: StepState, seed: 
     autodiff = engine.autodiff
     if isinstance(autodiff, Absent):
         raise autodiff.error()
-    waits = device.kind != "cpu" or config.policy.needs_loss_scale
-    kind = FusedStepper if autodiff.compiles else SplitStepper if waits else HostStepper
+    if kind is None:
+        waits = device.kind != "cpu" or config.policy.needs_loss_scale
+        kind = FusedStepper if autodiff.compiles else SplitStepper if waits else HostStepper
     return kind(engine, autodiff, strategy, config, state, seed)
 
 
 class FunctionStepper(Stepper):
     """Takes steps for a loss that is a function of parameters.
 
-    Parameters are in two trees: `trained`, which gradients change, and `held`. A layer may change
-    some held ones itself, such as the statistics of a `BatchNorm`: its state.
+    Parameters are in two trees: `trained`, which gradients change, and `fixed`, which they do not.
+    A layer may change some of these itself, such as the statistics of a `BatchNorm`: its state.
     """
 
     config: StepConfig
@@ -94,15 +103,15 @@ class FunctionStepper(Stepper):
         state = strategy.state(state, config.trained)
         self.config = strategy.config(config)
         self._autodiff = autodiff
-        self._trained, self._held = state.parameters, None
+        self._trained, self._fixed = state.parameters, None
         self._is_state: list[bool] = []
-        self._held_names: list[str] = []
+        self._fixed_names: list[str] = []
         if config.trained is not None and not all(config.trained):
-            self._trained, self._held = partition(state.parameters, config.trained)
+            self._trained, self._fixed = partition(state.parameters, config.trained)
             of_all = state_leaves(config.layer, state.parameters)
             pairs = zip(of_all, config.trained, strict=True)
             self._is_state = [is_state for is_state, own in pairs if not own]
-            self._held_names = leaf_names(self._held)
+            self._fixed_names = leaf_names(self._fixed)
         self._optimizer_state = state.optimizer
         self._scale = state.scale
         self.started = state.started
@@ -135,7 +144,7 @@ class FunctionStepper(Stepper):
 
     @property
     def parameters(self) -> Tree:
-        own = self._trained if self._held is None else combined(self._trained, self._held)
+        own = self._trained if self._fixed is None else combined(self._trained, self._fixed)
         return self._strategy.joined(own, "parameters")
 
     @property
@@ -159,9 +168,10 @@ class FunctionStepper(Stepper):
         if with_output not in self._evaluate:
             whole = partial(self._evaluate_batch, with_output=with_output)
             self._evaluate[with_output] = self.compiler.compiled(whole)
-        own = self.parameters
-        own = self._strategy.readable(own) if self._strategy.is_sharded else own
-        value: tuple[Array, Any] = self._evaluate[with_output](own, batch)
+        parameters = self.parameters
+        if self._strategy.is_sharded:
+            parameters = self._strategy.readable(parameters)
+        value: tuple[Array, Any] = self._evaluate[with_output](parameters, batch)
         return value
 
     @property
@@ -176,11 +186,11 @@ class FunctionStepper(Stepper):
     def skipped_steps(self) -> int:
         return self.started - self._steps_taken()
 
-    def _failed_steps(self) -> Array | int:
+    def _failed_steps(self) -> Array:
         """Return the number of steps started since the first failed one."""
         raise NotImplementedError
 
-    def _failed_weights(self) -> Array | float:
+    def _failed_weights(self) -> Array:
         """Return 1.0 if a parameter is infinite or NaN, else 0.0."""
         raise NotImplementedError
 
@@ -197,7 +207,7 @@ class FunctionStepper(Stepper):
         uses = outputs * sum(math.prod(each.shape) for each in leaves(self._trained))
         return self.engine.serial_scope if uses <= _SERIAL else nullcontext
 
-    def _count(self, value: Array | float) -> int:
+    def _count(self, value: Array) -> int:
         return int(self.engine.to_host(value))
 
     def _number(self, value: float, kind: Any) -> Array:
@@ -207,7 +217,7 @@ class FunctionStepper(Stepper):
     def _loss(
         self,
         trained: Tree,
-        held: Tree,
+        fixed: Tree,
         batch: Any,
         seed: Array | int,
         number: Array | int,
@@ -215,30 +225,26 @@ class FunctionStepper(Stepper):
         rows: tuple[int, int, int] | None = None,
     ) -> tuple[Array, list[Array]]:
         """Return the scaled loss of a batch, and the new state of the layers."""
-        parameters = trained if held is None else combined(trained, held)
+        parameters = trained if fixed is None else combined(trained, fixed)
         updates: dict[tuple[str, str], Array] = {}
         run = Run(True, seed, number, updates=updates, frozen=self.config.frozen, rows=rows)
         value = self.config.value(parameters, batch, run)
-        state = self._new_state(held, updates)
-        return (value if scale is None else ops.multiply(value, scale)), state
-
-    def _new_state(self, held: Tree, updates: dict[tuple[str, str], Array]) -> list[Array]:
-        """Return the state after a batch, leaf by leaf; layers that did not run keep theirs."""
-        if not any(self._is_state):
-            return []
+        if scale is not None:
+            value = ops.multiply(value, scale)
+        # Layers that did not run keep their state.
         named = {f"{path}.{name}": x for (path, name), x in updates.items()}
-        parts = zip(self._held_names, leaves(held), self._is_state, strict=True)
-        return [named.get(name, leaf) for name, leaf, is_state in parts if is_state]
+        parts = zip(self._fixed_names, leaves(fixed), self._is_state, strict=True)
+        return value, [named.get(name, leaf) for name, leaf, is_state in parts if is_state]
 
     def _keep_state(self, state: list[Array]) -> None:
         if state:
             new = iter(state)
-            pairs = zip(leaves(self._held), self._is_state, strict=True)
-            held = [next(new) if is_state else leaf for leaf, is_state in pairs]
-            self._held = refilled(self._held, held)
+            pairs = zip(leaves(self._fixed), self._is_state, strict=True)
+            fixed = [next(new) if is_state else leaf for leaf, is_state in pairs]
+            self._fixed = refilled(self._fixed, fixed)
 
-    def _state(self, held: Tree) -> list[Array]:
-        pairs = zip(leaves(held), self._is_state, strict=True)
+    def _state(self, fixed: Tree) -> list[Array]:
+        pairs = zip(leaves(fixed), self._is_state, strict=True)
         return [leaf for leaf, is_state in pairs if is_state]
 
     def _failure(self, value: Array, scale: ScaleState | None) -> Array:
@@ -295,14 +301,14 @@ class SplitStepper(FunctionStepper):
         number = self._xp.full((), self.batches + 1, _INT32, self._like)
         factor = None if self._scale is None else self._scale["scale"]
         (value, state), gradients = self._loss_and_gradients(
-            self._trained, self._held, batch, self._seed, number, factor
+            self._trained, self._fixed, batch, self._seed, number, factor
         )
         if factor is not None:
             value = ops.divide(value, factor)
         self._failed = self._xp.maximum(self._failed, self._failure(value, self._scale))
         if state:
             good = ops.less(self._failed, 1.0)
-            self._keep_state(_select(good, state, self._state(self._held)))
+            self._keep_state(_select(good, state, self._state(self._fixed)))
         self._add_up(gradients, weight)
         return value
 
@@ -311,12 +317,11 @@ class SplitStepper(FunctionStepper):
         self.drop()
         stays = self._xp.maximum(skip, self._failed)
         self.started += 1
-        # Filled on the device: copying a number there would wait for all steps in flight.
-        step = (
-            self._xp.full((), self.started, _FLOAT32, self._like)
-            if self._scale is None
-            else ops.add(self._taken, 1)
-        )
+        if self._scale is None:
+            # Filled on the device: copying a number there would wait for all steps in flight.
+            step = self._xp.full((), self.started, _FLOAT32, self._like)
+        else:
+            step = ops.add(self._taken, 1)
         with consuming(stays):
             trained, state = self.config.optimizer.update(
                 self._trained, gradients, self._optimizer_state, step, rate
@@ -334,10 +339,10 @@ class SplitStepper(FunctionStepper):
             self._scale = self._scaling.after(self._scale, goes)
         self._since = self._xp.add(self._since, self._failed)
 
-    def _failed_steps(self) -> Array | int:
+    def _failed_steps(self) -> Array:
         return self._since
 
-    def _failed_weights(self) -> Array | float:
+    def _failed_weights(self) -> Array:
         return nonfinite(self._total_of(self._trained))
 
     def _steps_taken(self) -> int:
@@ -351,11 +356,10 @@ class SplitStepper(FunctionStepper):
             def ready(gradients: Tree, scale: Any) -> Any:
                 return self._ready(gradients, share, scale)
 
-            self._readies[share] = (
-                ready if self._strategy.is_sharded else self.compiler.compiled(ready)
-            )
-        found: tuple[Tree, Array] = self._readies[share](self._total, self._scale)
-        return found
+            plain = self._strategy.is_sharded
+            self._readies[share] = ready if plain else self.compiler.compiled(ready)
+        result: tuple[Tree, Array] = self._readies[share](self._total, self._scale)
+        return result
 
 
 class HostStepper(SplitStepper):
@@ -370,16 +374,14 @@ class HostStepper(SplitStepper):
         self._is_failing = False
         self._arrays: Any = leaves(self._trained)
         optimizer = self.config.optimizer
-        self._lists: Any = (
-            {name: leaves(tree) for name, tree in self._optimizer_state.items()}
-            if isinstance(optimizer, BuiltIn) and optimizer.is_uniform
-            else None
-        )
+        self._lists: Any = None
+        if isinstance(optimizer, BuiltIn) and optimizer.is_uniform:
+            self._lists = {name: leaves(tree) for name, tree in self._optimizer_state.items()}
 
     def add(self, batch: Any, weight: float = 1.0) -> Array:
         number = self._xp.full((), self.batches + 1, _INT32, self._like)
         (value, state), gradients = self._loss_and_gradients(
-            self._trained, self._held, batch, self._seed, number, None
+            self._trained, self._fixed, batch, self._seed, number, None
         )
         self._is_failing = self._is_failing or not math.isfinite(value)
         if not self._is_failing:
@@ -436,20 +438,19 @@ class FusedStepper(FunctionStepper):
             "failed": self._number(0, np.float32),
             "since": self._number(0, np.float32),
         }
-        self._whole = self.compiler.compiled(self._whole_step, *_CONSUMED)
+        self._whole = self.compiler.compiled(self._whole_step, "carry")
         self._first = self.compiler.compiled(self._gradients, "counts")
         self._more = self.compiler.compiled(self._gradients, "total", "counts")
-        self._check_weights = self.compiler.compiled(_nonfinite_tree)
+        self._check_weights = self.compiler.compiled(lambda tree: nonfinite(total(tree)))
         self._updates: dict[float, Callable[..., Any]] = {}
         self._last_rate: tuple[float, Array] = (0.0, self._number(0, np.float32))
         self._in_flight: deque[Array] = deque()
 
     def step(self, batch: Any, rate: float) -> Array:
         self._check_batch(batch)
-        self._trained, self._optimizer_state, self._counts, self._scale, state, value = self._whole(
-            self._trained, self._optimizer_state, self._counts, self._scale, self._held, batch,
-            self._seed, self._rate(rate),
-        )  # fmt: skip
+        self._carry, state, value = self._whole(
+            self._carry, self._fixed, batch, self._seed, self._rate(rate)
+        )
         self._keep_state(state)
         self.batches += 1
         self.started += 1
@@ -459,10 +460,8 @@ class FusedStepper(FunctionStepper):
         self._check_batch(batch)
         gradients = self._first if self._total is None else self._more
         factor = None if weight == 1.0 else self._number(weight, np.float32)
-        self._total, self._counts, state, value = gradients(
-            self._trained, self._total, self._counts, self._scale, self._held, batch, self._seed,
-            factor,
-        )  # fmt: skip
+        given = self._trained, self._scale, self._fixed, batch, self._seed, factor
+        self._total, self._counts, state, value = gradients(self._total, self._counts, *given)
         self._keep_state(state)
         self.batches += 1
         self._added += weight
@@ -472,16 +471,11 @@ class FusedStepper(FunctionStepper):
         share = 1.0 / self._added
         if share not in self._updates:
 
-            def update(
-                trained: Tree, state: Tree, counts: Any, scale: Any, total: Tree, rate: Array
-            ) -> Any:
-                return self._update(trained, state, counts, scale, total, rate, share)
+            def update(carry: _Carry, total: Tree, rate: Array) -> _Carry:
+                return self._update(carry, total, rate, share)
 
-            self._updates[share] = self.compiler.compiled(update, *_CONSUMED)
-        self._trained, self._optimizer_state, self._counts, self._scale = self._updates[share](
-            self._trained, self._optimizer_state, self._counts, self._scale, self._total,
-            self._rate(rate),
-        )  # fmt: skip
+            self._updates[share] = self.compiler.compiled(update, "carry")
+        self._carry = self._updates[share](self._carry, self._total, self._rate(rate))
         self.drop()
         self.started += 1
         if not self._strategy.in_flight:
@@ -493,15 +487,15 @@ class FusedStepper(FunctionStepper):
         number = self._number(self.batches + 1, np.int32)
 
         def loss(part: Any, rows: Any) -> Array:
-            given = self._trained, self._held, part, self._seed, number, None
+            given = self._trained, self._fixed, part, self._seed, number, None
             return self._loss(*given, rows)[0]
 
         self._strategy.check_batch(batch, loss)
 
-    def _failed_steps(self) -> Array | int:
+    def _failed_steps(self) -> Array:
         return self._counts["since"]
 
-    def _failed_weights(self) -> Array | float:
+    def _failed_weights(self) -> Array:
         return self._check_weights(self._trained)
 
     def _steps_taken(self) -> int:
@@ -520,59 +514,47 @@ class FusedStepper(FunctionStepper):
             self.engine.finish(self._in_flight.popleft())
         return value
 
-    def _whole_step(
-        self,
-        trained: Tree,
-        state: Any,
-        counts: dict[str, Array],
-        scale: Any,
-        held: Tree,
-        batch: Any,
-        seed: Array,
-        rate: Array,
-    ) -> Any:
+    @property
+    def _carry(self) -> _Carry:
+        return self._trained, self._optimizer_state, self._counts, self._scale
+
+    @_carry.setter
+    def _carry(self, carry: _Carry) -> None:
+        self._trained, self._optimizer_state, self._counts, self._scale = carry
+
+    def _whole_step(self, carry: _Carry, fixed: Tree, batch: Any, seed: Array, rate: Array) -> Any:
+        trained, state, counts, scale = carry
         total, counts, own, value = self._gradients(
-            trained, None, counts, scale, held, batch, seed, None
+            None, counts, trained, scale, fixed, batch, seed, None
         )
-        return *self._update(trained, state, counts, scale, total, rate, 1.0), own, value
+        return self._update((trained, state, counts, scale), total, rate, 1.0), own, value
 
     def _gradients(
-        self,
-        trained: Tree,
-        total: Tree,
-        counts: Any,
-        scale: Any,
-        held: Tree,
-        batch: Any,
-        seed: Array,
-        weight: Array | None,
-    ) -> Any:
+        self, total: Tree, counts: Any, trained: Tree, scale: Any, fixed: Tree, batch: Any,
+        seed: Array, weight: Array | None,
+    ) -> Any:  # fmt: skip
         number = ops.add(counts["batches"], 1)
         factor = None if scale is None else scale["scale"]
         differentiate = partial(self._autodiff.value_and_grad, more=True)
         loss_and_gradients = self._strategy.gradients(differentiate, self._loss)
-        (value, state), gradients = loss_and_gradients(trained, held, batch, seed, number, factor)
+        (value, state), gradients = loss_and_gradients(trained, fixed, batch, seed, number, factor)
         if factor is not None:
             value = ops.divide(value, factor)
         failed = ops.maximum(counts["failed"], self._failure(value, scale))
         if state:
-            state = _select(ops.less(failed, 1.0), state, self._state(held))
+            state = _select(ops.less(failed, 1.0), state, self._state(fixed))
         if weight is not None:
-            gradients = mapped(lambda x: ops.multiply(x, _as_dtype_of(weight, x)), gradients)
+
+            def weigh(x: Array) -> Array:
+                return ops.multiply(x, ops.astype(weight, primitives(x).dtype(x)))
+
+            gradients = mapped(weigh, gradients)
         if total is not None:
             gradients = _add_trees(total, gradients)
         return gradients, {**counts, "batches": number, "failed": failed}, state, value
 
-    def _update(
-        self,
-        trained: Tree,
-        state: Any,
-        counts: dict[str, Array],
-        scale: Any,
-        total: Tree,
-        rate: Array,
-        share: float,
-    ) -> Any:
+    def _update(self, carry: _Carry, total: Tree, rate: Array, share: float) -> _Carry:
+        trained, state, counts, scale = carry
         gradients, skip = self._ready(total, share, scale)
         stays = ops.maximum(skip, counts["failed"])
         goes = ops.less(stays, 1.0)
@@ -592,17 +574,9 @@ class FusedStepper(FunctionStepper):
         return _select(goes, new, trained), after, counts, scale
 
 
-def _nonfinite_tree(parameters: Tree) -> Array:
-    return nonfinite(total(parameters))
-
-
 def _at_minimum(scale: ScaleState) -> Array:
     """Return 1.0 if the loss scale cannot shrink further, else 0.0."""
     return _as_float(ops.less_equal(scale["scale"], 1.0))
-
-
-def _as_dtype_of(x: Array, other: Array) -> Array:
-    return ops.astype(x, primitives(other).dtype(other))
 
 
 def _as_float(condition: Array) -> Array:

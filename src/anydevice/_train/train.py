@@ -1,15 +1,25 @@
-"""`nn.train`: train a model, with checkpoints, validation and early stopping."""
+"""`nn.train`: its result, and its loop over a `Training`.
+
+The loop adds validation, patience, callbacks, checkpoints and Ctrl-C to the steps.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
+import math
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
 from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.memory.stats import memory_stats
+from anydevice._arrays.move import to_numpy
 from anydevice._compile.compile import Compiled
 from anydevice._core import checks, hooks
 from anydevice._core.device import Device
@@ -17,25 +27,40 @@ from anydevice._core.files import check_writable, is_there, remove_leftovers
 from anydevice._core.record import Record, replace
 from anydevice._core.table import Table
 from anydevice._core.text import format_size
+from anydevice._core.trees import Tree
 from anydevice._formats.model import checked_path
+from anydevice._libraries.layers import target_of
 from anydevice._libraries.precision import Policy
 from anydevice._nn.layer import Layer
+from anydevice._nn.layers import ACTIVATIONS
 from anydevice._nn.losses import Loss, threshold_of
 from anydevice._nn.model import Model, built_for
 from anydevice._nn.optimizers import Schedule
 from anydevice._parallel.mesh import Devices, Mesh
-from anydevice._train.batches import Batches, Data, checked_data, first_of, length_of
-from anydevice._train.callbacks import Callback, TrainingEvent, callbacks_of
+from anydevice._train.batches import (
+    INPUT_ERRORS,
+    Batches,
+    Data,
+    batch_name,
+    checked_data,
+    first_of,
+    length_of,
+    prefix_error,
+    rows_of,
+)
+from anydevice._train.callbacks import Callback, TrainingEvent, callbacks_of, step_callbacks
 from anydevice._train.checkpoint import LoopState, is_checkpoint, sole_training
-from anydevice._train.history import History
-from anydevice._train.loop import Interrupts, TrainLoop, TrainOptions
+from anydevice._train.data_parallel import mesh_of
+from anydevice._train.failures import check_shape, explain_error, wrong_batch
+from anydevice._train.history import Epoch, History
 from anydevice._train.metrics import Metric, Specs, metrics_of
 from anydevice._train.pipeline import pipeline_reason
-from anydevice._train.progress import TrainingProgress
-from anydevice._train.step_config import default_optimize
-from anydevice._train.strategy import mesh_of
-from anydevice._train.training import PathLike, Training, TrainingOptions
-from anydevice.errors import ConfigurationError
+from anydevice._train.progress import TrainingProgress, say
+from anydevice._train.step_config import copied, default_optimize
+from anydevice._train.training import PathLike, Training
+from anydevice.errors import AnyDeviceError, ConfigurationError
+
+_VALIDATION = "validation"
 
 
 class TrainingReport(Record):
@@ -198,30 +223,47 @@ def train(
         precision, optimize = precision or model.policy.name, optimize or model.optimize
         model = model.model
     if isinstance(validation, float | int):
-        data, validation = _split(data, validation, seed or 0)
+        if not isinstance(data, Batches):
+            raise ConfigurationError(
+                f"validation={validation!r} holds back a share of examples in arrays, "
+                f"nn.Batches(x, y, size=32), and this data is a {type(data).__name__}; split it "
+                "before, and give validation= its other part",
+                source="validation",
+            )
+        data, validation = data.split(validation, seed or 0)
     if isinstance(model, Layer):
         model = _build_model(model, data, seed or 0, device)
-    measured = _metrics_of(metrics, model, validation)
+    threshold = threshold_of(model.layer) if isinstance(model, Model) else 0.0
+    measured = metrics_of(metrics, threshold)
+    if measured and validation is None:
+        raise ConfigurationError(
+            "metrics are computed on data that is not trained on: give validation= too, such as "
+            "validation=0.2",
+            source="metrics",
+        )
     epochs = checks.integer("epochs", epochs, 1)
     patience = None if patience is None else checks.integer("patience", patience, 1)
     save_every = None if save_every is None else checks.integer("save_every", save_every, 1)
     if save_every is not None and save is None:
         raise ConfigurationError("save_every= needs save=", source="save_every")
-    common = TrainingOptions(
-        device if mesh is None else None,
-        devices if why else mesh,
-        strategy if why or mesh else "auto",
-        precision,
-        optimize,
-        accumulate,
-        clip,
-        schedule,
-        seed,
-    )
     leads = mesh is None or mesh.rank == 0
     with _saving(save, resume, leads) as target:
         source, length = _source(resume, target), length_of(data)
-        training = Training.with_options(model, optimizer, checked_data(data, epochs), loss, common)
+        training = Training(
+            model,
+            optimizer,
+            checked_data(data, epochs),
+            loss,
+            device=device if mesh is None else None,
+            devices=devices if why else mesh,
+            strategy=strategy if why or mesh else "auto",
+            precision=precision,
+            optimize=optimize,
+            accumulate=accumulate,
+            clip=clip,
+            schedule=schedule,
+            seed=seed,
+        )
         chosen, policy = training.device, training.config.policy
         if optimize is None and isinstance(model, Model):
             how = default_optimize(chosen, model, epochs, length)
@@ -232,8 +274,8 @@ def train(
         begun, best = LoopState(), None
         if source is not None:
             patient = patience is not None
-            found = training.resume(source, settings, patient=patient, optimize=optimize)
-            begun, best = found.loop, found.best
+            checkpoint = training.resume(source, settings, patient=patient, optimize=optimize)
+            begun, best = checkpoint.loop, checkpoint.best
         options = TrainOptions(
             None if validation is None else checked_data(validation, epochs, "validation"),
             epochs,
@@ -246,7 +288,11 @@ def train(
         )
         done = (begun.epoch - 1) * (length or 0) + begun.position
         if source is not None and begun.epoch > epochs:
-            _print_nothing_left(source, begun.epoch - 1, epochs)
+            more = "" if begun.epoch - 1 == epochs else f", more than epochs={epochs}"
+            say(
+                f"{source} has {begun.epoch - 1} epochs already{more}: nothing is left to train, "
+                "and a larger epochs= goes on"
+            )
         with (
             translating_oom(chosen),
             TrainingProgress(epochs, length, done, progress if leads else False) as shown,
@@ -254,7 +300,7 @@ def train(
         ):
             interrupts.acknowledge = lambda: shown.ends("stopping; Ctrl-C again: now")
             stepper = training.stepper
-            loop = TrainLoop(options, training, begun, best, shown)
+            loop = TrainLoop(options, training, begun, best, shown, interrupts)
 
             def acknowledge() -> None:
                 stepper.compiler.quiet = True  # a terminal interrupts compilers too
@@ -262,43 +308,28 @@ def train(
                 shown.ends(f"stopping {when}; Ctrl-C again: now")
 
             interrupts.acknowledge = acknowledge
-            stopped = loop.run(interrupts)
+            stopped = loop.run()
         if stopped == "Ctrl-C":
             where = f"saved to {target}, go on with resume=" if target else "nothing was saved"
-            print(f"stopped by Ctrl-C after step {stepper.started}: {where}", file=sys.stderr)
+            say(f"stopped by Ctrl-C after step {stepper.started}: {where}")
         elif policy.needs_loss_scale and 0 < stepper.started == stepper.skipped_steps:
-            _print_all_left_out(stepper.started, policy)
+            say(
+                f"nothing was learned: each of the {stepper.started} steps was left out, since "
+                f"numbers were too large for {policy.compute}; give smaller inputs, train for more "
+                'steps, or take precision="bfloat16" or "float32"'
+            )
         best = loop.best if patience is not None else None
         final = stepper.parameters if best is None else best
-        how = training.config.optimize
         report = TrainingReport(
             chosen,
             stepper.engine.name,
             policy,
-            how,
+            training.config.optimize,
             stepper.compiler.how,
             training.strategy.text,
             memory_stats(chosen).peak,
         )
         return Trained(training.model_with(final), loop.state.history, stopped, report)
-
-
-def _print_nothing_left(source: Path, done: int, epochs: int) -> None:
-    more = "" if done == epochs else f", more than epochs={epochs}"
-    print(
-        f"{source} has {done} epochs already{more}: nothing is left to train, "
-        "and a larger epochs= goes on",
-        file=sys.stderr,
-    )
-
-
-def _print_all_left_out(steps: int, policy: Policy) -> None:
-    print(
-        f"nothing was learned: each of the {steps} steps was left out, since numbers were too "
-        f"large for {policy.compute}; give smaller inputs, train for more steps, or take "
-        'precision="bfloat16" or "float32"',
-        file=sys.stderr,
-    )
 
 
 @contextmanager
@@ -336,29 +367,6 @@ def _source(resume: PathLike | bool | None, save: Path | None) -> Path | None:
     return save if is_there(save) else None
 
 
-def _split(data: Any, share: float, seed: int) -> tuple[Data, Data]:
-    if not isinstance(data, Batches):
-        raise ConfigurationError(
-            f"validation={share!r} holds back a share of examples in arrays, nn.Batches(x, y, "
-            f"size=32), and this data is a {type(data).__name__}; split it before, and give "
-            "validation= its other part",
-            source="validation",
-        )
-    return data.split(share, seed)
-
-
-def _metrics_of(metrics: Specs, model: Any, validation: Any) -> list[Metric]:
-    threshold = threshold_of(model.layer) if isinstance(model, Model) else 0.0
-    found = metrics_of(metrics, threshold)
-    if found and validation is None:
-        raise ConfigurationError(
-            "metrics are computed on data that is not trained on: give validation= too, such as "
-            "validation=0.2",
-            source="metrics",
-        )
-    return found
-
-
 def _build_model(layer: Layer, data: Any, seed: int, device: Any) -> Model:
     """Return a model of a layer, with the input size of the first batch."""
     first = first_of(data, seed, 1, "data")
@@ -369,3 +377,345 @@ def _build_model(layer: Layer, data: Any, seed: int, device: Any) -> Model:
             source="model",
         )
     return built_for(layer, first[0], seed, device)
+
+
+class TrainOptions(Record):
+    """The options of the training loop; a `Training` has those of its steps."""
+
+    validation: Any
+    epochs: int
+    patience: int | None
+    callbacks: Sequence[Callback]
+    save: Path | None
+    save_every: int | None
+    settings: Mapping[str, Any]
+    metrics: Sequence[Metric] = ()
+
+
+class TrainLoop:
+    """Runs a training; `run` trains until the end, and returns the reason of an early stop.
+
+    `is_compiling` is true during a step that compiles first.
+    """
+
+    def __init__(
+        self,
+        options: TrainOptions,
+        training: Training,
+        state: LoopState,
+        best: Tree,
+        progress: TrainingProgress,
+        interrupts: Interrupts,
+    ) -> None:
+        self.options = options
+        self.state = state
+        self.best = best
+        self.is_compiling = False
+        self._training = training
+        self._progress = progress
+        self._interrupts = interrupts
+        self._step_callbacks = step_callbacks(options.callbacks)
+        self._stop: str | None = None
+        self._began = time.monotonic()
+        self._last_finite: float | None = None
+        self._last_loss = math.nan
+        self._passed = 0
+        self._validation: Validation | None = None
+        if options.validation is not None:
+            self._validation = Validation(options.validation, training, options.metrics)
+        training.on_compile = self._compiles
+
+    def run(self) -> str | None:
+        training, options = self._training, self.options
+        if training.epoch <= options.epochs and self._validation is not None:
+            self._validation.check()
+        for epoch in training.epochs(options.epochs):
+            waited = self.state.waited if self.state.history else 0
+            if options.patience is not None and waited >= options.patience:
+                self._stop = f"no better for {waited} epochs"
+                break
+            if self._stops():  # before the first step
+                self._save()
+                break
+            if self._one_epoch(epoch):
+                break
+        return self._stop
+
+    # One epoch
+
+    def _stops(self) -> bool:
+        """Whether Ctrl-C in any process, or a callback, stops the training now."""
+        if self._training.strategy.should_stop(self._interrupts.requested):
+            self._stop = "Ctrl-C"
+        return self._stop is not None
+
+    def _is_interruption(self, error: Exception) -> bool:
+        """Whether Ctrl-C caused the error: a terminal sends it to compilers and loaders too."""
+        return self._interrupts.requested and not isinstance(error, AnyDeviceError)
+
+    def _one_epoch(self, epoch: int) -> bool:
+        """Train for an epoch, or for the rest of it; return whether it was the last one."""
+        self._began = time.monotonic()
+        self._batches(epoch)
+        if self._stop is not None:
+            self._read()
+            self._save()
+            return True
+        count = self._training.position
+        if not count:
+            raise ConfigurationError(f"data gave no batches in epoch {epoch}", source="data")
+        self._progress.learned(count)
+        self._read()
+        self._end_epoch(epoch)
+        return self._stops()
+
+    def _batches(self, epoch: int) -> None:
+        training = self._training
+        batches = self._until_interrupted(training.batches())
+        for batch in batches:
+            try:
+                training.advance(batch)
+            except Exception as error:
+                if self._is_interruption(error):
+                    self._stop = "Ctrl-C"
+                    break
+                wrong_rate = isinstance(error, ConfigurationError) and error.source == "schedule"
+                if training.steps and wrong_rate:  # the steps before it are good
+                    self._read()
+                    self._save()
+                training.raise_for(error, batch)
+            if not training.waiting and self._after_step(epoch):
+                break
+        batches.close()
+        if self._stop is not None:
+            training.undo()
+        elif training.finish():
+            self._after_step(epoch)
+
+    def _until_interrupted(self, batches: Iterator[Any]) -> Generator[Any, None, None]:
+        """Yield the batches; if a Ctrl-C ends their loader, the training ends too."""
+        try:
+            yield from batches
+        except Exception as error:
+            if not self._is_interruption(error):
+                raise
+            self._stop = "Ctrl-C"
+
+    def _compiles(self, begins: bool) -> None:
+        """Note the begin or end of a step that compiles first."""
+        self.is_compiling = begins
+        if begins:
+            training = self._training
+            self._progress.compiles(training.epoch, training.stepper.engine.name)
+        else:
+            self._progress.compiled()
+
+    def _after_step(self, epoch: int) -> bool:
+        """Read losses, save and call callbacks if due; return whether to stop."""
+        training = self._training
+        if training.is_due():
+            self._read()
+        save_every = self.options.save_every
+        if save_every and training.steps % save_every == 0:
+            self._read()
+            self._save()
+        for callback in self._step_callbacks:  # after the save, so an error loses nothing
+            callback.step(self._event(epoch, None))
+        return self._stops()
+
+    def _read(self) -> None:
+        """Read the losses since the last reading; raise if a step failed."""
+        training, state = self._training, self.state
+        losses = training.read()
+        if not losses:
+            return
+        lost, examples = state.lost, state.examples
+        for loss, count in losses:
+            if math.isfinite(loss):  # a smaller loss scale fixes the others
+                lost += loss * count
+                examples += count
+                self._last_finite = loss
+        self._last_loss = losses[-1][0]
+        self._passed += sum(count for _, count in losses)
+        self.state = replace(state, lost=lost, examples=examples)
+        self._progress.tell(
+            training.epoch, training.position, self._last_finite, training.rate, self._passed
+        )
+
+    def _end_epoch(self, epoch: int) -> None:
+        state, training = self.state, self._training
+        loss = state.lost / state.examples if state.examples else math.nan
+        validation = metrics = None
+        try:
+            if self._validation is not None:
+                validation, metrics = self._validation.result()
+        except AnyDeviceError:
+            self._save()  # the trained parameters are good
+            raise
+        seconds = state.seconds + time.monotonic() - self._began
+        steps, skipped = training.steps, training.stepper.skipped_steps
+        ended = Epoch(epoch, loss, validation, training.rate, steps, seconds, skipped, metrics)
+        judged = loss if validation is None else validation
+        patient = self.options.patience is not None
+        better = math.isfinite(judged) and (state.best is None or judged < state.best)
+        self.state = LoopState(
+            history=History((*state.history, ended)),
+            best=judged if patient and better else state.best,
+            waited=0 if better or not patient else state.waited + 1,
+        )
+        if patient and better:
+            self.best = copied(training.parameters)
+        training.end_epoch()
+        self._save()
+        self._progress.ended(ended)
+        for callback in self.options.callbacks:
+            callback.epoch(self._event(epoch, ended))
+        self._began = time.monotonic()
+
+    def _event(self, epoch: int, ended: Epoch | None) -> TrainingEvent:
+        training = self._training
+
+        def stop() -> None:
+            self._stop = "a callback"
+
+        def loss() -> float:
+            last = training.last_loss()
+            return self._last_loss if last is None else last
+
+        history = self.state.history
+        return TrainingEvent(
+            epoch, training.steps, training.rate, history, ended, lambda: training.model, loss, stop
+        )
+
+    def _save(self) -> None:
+        if self.options.save is None:
+            return
+        state = self.state
+        if self._training.position:
+            state = replace(state, seconds=state.seconds + time.monotonic() - self._began)
+        self._training.write(self.options.save, state, self.options.settings, self.best)
+
+
+class Validation:
+    """The loss and metrics of a training's parameters on held-out data."""
+
+    def __init__(self, data: Any, training: Training, metrics: Sequence[Metric] = ()) -> None:
+        self._data = data
+        self._metrics = metrics
+        self._training = training
+        self._shapes: set[Any] = set()
+
+    def check(self) -> None:
+        """Check the first batch, before an epoch is trained in vain.
+
+        Raises `ConfigurationError` if it does not fit, and `VerificationError` if its loss
+        cannot be finite. Data that can be iterated only once is not read.
+        """
+        training = self._training
+        epoch = training.epoch
+        batch = first_of(self._data, training.seed, epoch, _VALIDATION, training.form)
+        if batch is None:
+            return
+        where = batch_name(_VALIDATION, epoch, 1)
+        check_shape(training.config, batch, where)
+        self._check_batch(batch, where)
+
+    def result(self) -> tuple[float, dict[str, float] | None]:
+        """Return the mean loss over all examples, and the metrics, if any.
+
+        Raises as `check` does, for any of the batches.
+        """
+        lost: list[tuple[float, int]] = []
+        states: list[Any] = [None for _ in self._metrics]
+        pending: deque[tuple[Any, Any, str]] = deque()
+        training = self._training
+        batches = training.place_batches(self._data, _VALIDATION)
+        for number, batch in enumerate(batches, 1):
+            where = batch_name(_VALIDATION, training.epoch, number)
+            value, output = self._value(batch, where)
+            if self._metrics:
+                states = self._add_examples(states, output, batch, where)
+            pending.append((value, batch, where))
+            if len(pending) > training.strategy.in_flight:
+                lost.append(self._wait_for(*pending.popleft()))
+        lost += [self._wait_for(*value) for value in pending]
+        examples = sum(count for _, count in lost)
+        if not examples:
+            raise ConfigurationError("validation gave no batches", source=_VALIDATION)
+        mean = sum(loss * count for loss, count in lost) / examples
+        pairs = zip(self._metrics, states, strict=True)
+        return mean, {metric.name: metric.result(state) for metric, state in pairs} or None
+
+    def _add_examples(self, states: list[Any], output: Any, batch: Any, where: str) -> list[Any]:
+        target = target_of(batch)
+        if output is None or target is None:
+            needs = "a loss of (output, y)"
+            if output is not None:
+                needs = "batches (x, y), or with 'labels'"
+            raise ConfigurationError(f"{where}: metrics need {needs}", source="metrics")
+        name = self._training.fused_activation
+        if name is not None:  # the loss includes this activation, so the output lacks it
+            output = ACTIVATIONS[name](output)
+        output, target = self._training.strategy.readable((output, target))
+        try:
+            pairs = zip(self._metrics, states, strict=True)
+            return [metric.add(state, output, target) for metric, state in pairs]
+        except INPUT_ERRORS as error:
+            prefix_error(error, where)
+            raise
+
+    def _value(self, batch: Any, where: str) -> tuple[Any, Any]:
+        shape = getattr(batch[0], "shape", None) if isinstance(batch, tuple) else None
+        if shape not in self._shapes:
+            check_shape(self._training.config, batch, where)
+            self._shapes.add(shape)
+        try:
+            return self._training.stepper.evaluate(batch, with_output=bool(self._metrics))
+        except AnyDeviceError as error:
+            raise explain_error(error, self._training.stepper, batch, where) from None
+
+    def _wait_for(self, value: Any, batch: Any, where: str) -> tuple[float, int]:
+        loss = float(to_numpy(value))
+        if not math.isfinite(loss):
+            self._check_batch(batch, where)
+        return loss, rows_of(batch)
+
+    def _check_batch(self, batch: Any, where: str) -> None:
+        batch = self._training.strategy.readable(batch)
+        wrong = wrong_batch(self._training.config, batch, where)
+        if wrong is not None:
+            raise wrong
+
+
+class Interrupts:
+    """While the block runs, the first Ctrl-C only requests a stop; the second one interrupts.
+
+    The first one sets `requested` and calls `acknowledge` from the signal handler, so it must
+    neither wait nor write to a Python stream. Active only in the main thread, and only if no other
+    handler is installed.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.acknowledge: Callable[[], None] | None = None
+        self._before: Any = None
+        self._process = os.getpid()
+
+    def __enter__(self) -> Self:
+        here = threading.current_thread() is threading.main_thread()
+        if here and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a data worker, which ends with the training
+            return
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        if self.acknowledge is not None:
+            self.acknowledge()
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)

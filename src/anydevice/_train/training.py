@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NoReturn
 
 from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import to_numpy
@@ -22,7 +22,7 @@ from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.files import remove_leftovers
 from anydevice._core.protocols import Stepper, StepState
-from anydevice._core.record import NOTHING, Record, replace
+from anydevice._core.record import NOTHING, replace
 from anydevice._core.text import shortened, warn
 from anydevice._core.trees import Tree, leaves, partition
 from anydevice._formats.model import checked_path
@@ -53,6 +53,7 @@ from anydevice._train.checkpoint import (
     settings_of,
     write_checkpoint,
 )
+from anydevice._train.data_parallel import mesh_of, strategy_for
 from anydevice._train.failures import (
     TrainedBatch,
     check_loss,
@@ -61,7 +62,7 @@ from anydevice._train.failures import (
     failure,
     wrong_target,
 )
-from anydevice._train.pipeline import PipelineStrategy, pipeline_stepper, pipelined
+from anydevice._train.pipeline import PipelineStepper, PipelineStrategy, pipelined
 from anydevice._train.randomness import (
     device_state,
     host_state,
@@ -71,7 +72,6 @@ from anydevice._train.randomness import (
 )
 from anydevice._train.step_config import CompiledSteps, StepConfig, copied
 from anydevice._train.stepper import stepper_for
-from anydevice._train.strategy import mesh_of, strategy_for
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 
 PathLike = str | os.PathLike[str]
@@ -93,42 +93,6 @@ _ARRAYS = ("parameters", "optimizer", "scale", "total", "own")
 
 _CLIP = "it is the largest norm of the gradients"
 _warned: set[str] = set()
-
-
-class _Unread(NamedTuple):
-    """A batch since the last reading, and its loss on the device."""
-
-    trained: TrainedBatch
-    loss: Any
-
-
-class TrainingOptions(Record):
-    """The options that `nn.train` and `nn.Training` have in common."""
-
-    device: Device | str | None = None
-    devices: Mesh | Devices | None = None
-    strategy: str = "auto"
-    precision: str | None = None
-    optimize: str | None = None
-    accumulate: int = 1
-    clip: float | None = None
-    schedule: Any = None
-    seed: int | None = None
-
-    def checked(self) -> TrainingOptions:
-        """Return the options; raise `ConfigurationError` for invalid ones."""
-        if self.optimize is not None and self.optimize not in OPTIMIZATIONS:
-            raise ConfigurationError(
-                f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {self.optimize!r}",
-                source="optimize",
-            )
-        clip = self.clip
-        return replace(
-            self,
-            accumulate=checks.integer("accumulate", self.accumulate, 1),
-            clip=None if clip is None else checks.number("clip", clip, above=0, note=_CLIP),
-            seed=None if self.seed is None else checks.integer("seed", self.seed, 0),
-        )
 
 
 class Training:
@@ -185,28 +149,16 @@ class Training:
         schedule: Any = None,
         seed: int | None = None,
     ) -> None:
-        options = TrainingOptions(
-            device, devices, strategy, precision, optimize, accumulate, clip, schedule, seed
-        )
-        self._set_up(model, optimizer, loader, loss, options)
-
-    @classmethod
-    def with_options(
-        cls, model: Any, optimizer: Any, loader: Any, loss: Any, options: TrainingOptions
-    ) -> Self:
-        """Make a training from one value with all options."""
-        training = cls.__new__(cls)
-        training._set_up(model, optimizer, loader, loss, options)
-        return training
-
-    def _set_up(
-        self, model: Any, optimizer: Any, loader: Any, loss: Any, options: TrainingOptions
-    ) -> None:
+        if optimize is not None and optimize not in OPTIMIZATIONS:
+            raise ConfigurationError(
+                f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}",
+                source="optimize",
+            )
+        accumulate = checks.integer("accumulate", accumulate, 1)
+        clip = None if clip is None else checks.number("clip", clip, above=0, note=_CLIP)
+        seed = None if seed is None else checks.integer("seed", seed, 0)
         self._own_optimizer = own = optimizer_of(optimizer)
         """The optimizer of a step; `None` if it is one of PyTorch's."""
-        options = options.checked()
-        device, devices, strategy = options.device, options.devices, options.strategy
-        schedule, seed = options.schedule, options.seed
         model, why = pipelined(model, device, devices, strategy)
         if why is not None:
             device, devices, strategy = None, None, "auto"
@@ -220,7 +172,13 @@ class Training:
         frozen: frozenset[str] = frozenset()
         if isinstance(model, Model):
             self.device = line.device if line else training_device(NativeAdapter(model), device)
-            loss = _require_loss(loss)
+            if loss is None:
+                raise ConfigurationError(
+                    "loss is missing: give a function of (output, y), or a name such as "
+                    "'cross_entropy'",
+                    source="loss",
+                )
+            loss = loss_of(loss)
             inner = model.layer.alone
             layer, changed = fuse_loss(inner, loss)
             layer = layer if inner is model.layer else replace(model.layer, layer=layer)
@@ -240,7 +198,7 @@ class Training:
             trained = [not state for state in state_leaves(layer, parameters)]
         _check_library(layer, optimizer)
         self.strategy = line or strategy_for(mesh, strategy, self.device, parameters)
-        policy = policy_of(options.precision, self.device)
+        policy = policy_of(precision, self.device)
         self.strategy.check(layer, frozen, policy, own)
         has_stepper = isinstance(layer, ModuleLayer) and layer.has_stepper
         self.config = StepConfig(
@@ -248,39 +206,42 @@ class Training:
             loss,
             own if own is not None else SGD(),
             policy,
-            options.clip,
-            options.accumulate,
-            options.optimize or ("none" if has_stepper else "default"),
+            clip,
+            accumulate,
+            optimize or ("none" if has_stepper else "default"),
             None if has_stepper or all(trained) else tuple(trained),
             frozen,
         )
         if not any(trained):
-            why = ""
+            advice = ""
             if has_stepper and leaves(parameters):
-                why = "; model.requires_grad_() unfreezes those that it has"
+                advice = "; model.requires_grad_() unfreezes those that it has"
             elif leaves(parameters) and hasattr(model, "unfreeze"):
-                why = "; model.unfreeze() changes that"
-            raise ConfigurationError(f"this model has no parameters to train{why}", source="model")
+                advice = "; model.unfreeze() changes that"
+            text = f"this model has no parameters to train{advice}"
+            raise ConfigurationError(text, source="model")
         self._like = parameters
         self._rate_at = self._rates(own)
         if has_stepper:
             if own is None:
                 own_schedule = schedule if self._rate_at is None else None
                 part("torch", "step").check_parts(model, optimizer, own_schedule)
-            given = optimizer if own is None else None
-            layer = self.strategy.module(layer, policy.parameters, given)
+            theirs = optimizer if own is None else None
+            layer = self.strategy.module(layer, policy.parameters, theirs)
             self.config = replace(self.config, layer=layer)
             self._like = layer.parameters
         if isinstance(layer, ModuleLayer) and seed is not None:
             seed_modules(layer.library, seed)
         self._stepper: Stepper | None = None
         self.epoch, self.position = 1, 0
-        self._waiting = 0
+        self.waiting = 0
+        """The number of batches with accumulated gradients that no step has used yet."""
         self.rate = 0.0
         self._first_rows = 0
         self._placed: Any = None
         self.form = module_batch if isinstance(layer, ModuleLayer) else pair_of
-        self._unread: list[_Unread] = []
+        self._unread: list[tuple[TrainedBatch, Any]] = []
+        """The batches since the last reading, with their losses on the device."""
         self._kept_bytes = 0
         self._last_reading = time.monotonic()
         self._scopes: dict[Any, Callable[[], AbstractContextManager[Any]]] = {}
@@ -339,7 +300,7 @@ class Training:
             value = self.advance(batch)
         except Exception as error:
             self.raise_for(error, batch)
-        if not self._waiting and self.is_due():
+        if not self.waiting and self.is_due():
             self.read()
         return value
 
@@ -391,11 +352,6 @@ class Training:
     def parameters(self) -> Tree:
         return self.stepper.parameters
 
-    @property
-    def waiting(self) -> int:
-        """The number of batches with accumulated gradients that no step has used yet."""
-        return self._waiting
-
     def model_with(self, parameters: Any) -> Any:
         """Return the model with these parameters."""
         layer, parameters = self.config.layer, self.strategy.whole(parameters)
@@ -409,27 +365,29 @@ class Training:
             self._random = {"epoch": host_state(self._data)} if may_shuffle(self._data) else {}
         elif "epoch" in self._random:
             set_host_state(self._random["epoch"], self._data)
+        return self.place_batches(self._data, "data", self.position)
+
+    def place_batches(self, data: Any, name: str, skip: int = 0) -> Iterator[Any]:
+        """Yield the batches of data in this epoch, on the device, without the first `skip`."""
+        strategy = self.strategy
         batches = placed_batches(
-            self._data,
+            data,
             self.seed,
             self.epoch,
             self.device,
-            skip=self.position,
+            skip=skip,
+            ahead=strategy.is_ahead,
+            name=name,
             form=self.form,
             skipped=self._after_skipping,
-            ahead=self.strategy.is_ahead,
-            place=self.strategy.place,
+            place=strategy.place,
         )
-        return self.strategy.together(batches, "data", self.epoch, self.position)
+        return strategy.together(batches, name, self.epoch, skip)
 
     def _after_skipping(self) -> None:
-        """Restore the host's random state after skipped batches, if steps draw from it too.
-
-        On an accelerator only the data does, because batches are placed ahead.
-        """
-        now = self._random.get("now")
-        if now is not None and self.device.kind == "cpu":
-            set_host_state(now, self._data)
+        # On an accelerator only the data draws from the host: batches are placed ahead.
+        if "now" in self._random and self.device.kind == "cpu":
+            set_host_state(self._random["now"], self._data)
 
     def advance(self, batch: Any) -> Any:
         """Train on a placed batch, without reading losses or explaining errors."""
@@ -441,7 +399,7 @@ class Training:
             if stepper.compiler.compiles and self.on_compile is not None:
                 self.on_compile(True)
             self._scopes[shape] = stepper.scope_of(batch)
-        if not self._waiting:
+        if not self.waiting:
             rates = self._rate_at
             self.rate = stepper.rate if rates is None else rate_of(rates, stepper.started + 1)
         with self._scopes[shape]():
@@ -449,28 +407,27 @@ class Training:
                 value = stepper.step(batch, self.rate)
             else:
                 rows = rows_of(batch)
-                self._first_rows = self._first_rows if self._waiting else rows
+                self._first_rows = self._first_rows if self.waiting else rows
                 value = stepper.add(batch, rows / self._first_rows)
         if is_new:
             check_loss(self.config, value)
             if self.on_compile is not None:
                 self.on_compile(False)
         self.position += 1
-        self._waiting = (self._waiting + 1) % accumulate
+        self.waiting = (self.waiting + 1) % accumulate
         step = stepper.started + (accumulate > 1)  # with accumulation, the step is yet to come
-        self._unread.append(_Unread(TrainedBatch(batch, stepper.batches, step), value))
+        self._unread.append((TrainedBatch(batch, stepper.batches, step), value))
         self._kept_bytes += sum([getattr(each, "nbytes", 0) for each in leaves(batch)])
-        if accumulate > 1 and not self._waiting:
+        if accumulate > 1 and not self.waiting:
             stepper.move(self.rate)
         return value
 
     def raise_for(self, error: Exception, batch: Any) -> NoReturn:
         """Raise an error of this batch, or a better explanation of it."""
-        if isinstance(error, ConfigurationError) and error.source == "schedule":
+        of_schedule = isinstance(error, ConfigurationError) and error.source == "schedule"
+        if of_schedule or names_batch(error):
             raise error
         where = batch_name("data", self.epoch, self.position + 1)
-        if names_batch(error):
-            raise error
         instead = explain_error(error, self.stepper, batch, where)
         if instead is error:
             raise error
@@ -478,19 +435,19 @@ class Training:
 
     def finish(self) -> bool:
         """Take the step of accumulated batches; return whether there were any."""
-        if not self._waiting:
+        if not self.waiting:
             return False
-        self._waiting = 0
+        self.waiting = 0
         self.stepper.move(self.rate)
         return True
 
     def undo(self) -> None:
         """Forget the accumulated batches, as if they were still to come."""
-        if self._waiting:
-            del self._unread[-self._waiting :]
-            self.position -= self._waiting
-            self.stepper.batches -= self._waiting
-            self._waiting = 0
+        if self.waiting:
+            del self._unread[-self.waiting :]
+            self.position -= self.waiting
+            self.stepper.batches -= self.waiting
+            self.waiting = 0
             self.stepper.drop()
 
     def is_due(self) -> bool:
@@ -509,32 +466,31 @@ class Training:
         self._last_reading = time.monotonic()
         if not unread:
             return []
-        values = [each.loss for each in unread]
+        batches, values = zip(*unread, strict=True)
         if self.device.kind == "cpu":  # reading one by one is faster there
-            losses = [float(value) for value in map(self.stepper.engine.to_host, values)]
+            losses = map(self.stepper.engine.to_host, values)
         else:
-            losses = [float(value) for value in to_numpy(values)]
+            losses = to_numpy(list(values))
+        results = [(float(x), rows_of(b.batch)) for x, b in zip(losses, batches, strict=True)]
         if self.stepper.failed:
-            raise self._failure([each.trained for each in unread])
-        return [
-            (loss, rows_of(each.trained.batch)) for loss, each in zip(losses, unread, strict=True)
-        ]
+            raise self._failure(list(batches))
+        return results
 
     def last_loss(self) -> float | None:
         """Return the loss of the last unread batch; wait for it."""
-        return float(to_numpy(self._unread[-1].loss)) if self._unread else None
+        return float(to_numpy(self._unread[-1][1])) if self._unread else None
 
     def settings(self, validation: Any = None) -> dict[str, Any]:
         """Return the settings that resuming requires, as JSON."""
-        found = settings_of(self.config, self.seed, self._schedule, self._data, validation)
+        settings = settings_of(self.config, self.seed, self._schedule, self._data, validation)
         if self._own_optimizer is None:
             part("torch", "step").check_all_held(self.config.layer, self._optimizer)
-            found["optimizer"] = {"kind": type(self._optimizer).__name__}
+            settings["optimizer"] = {"kind": type(self._optimizer).__name__}
             if self._schedule is not None and self._rate_at is None:
-                found["schedule"] = {"kind": type(self._schedule).__name__}
+                settings["schedule"] = {"kind": type(self._schedule).__name__}
         if isinstance(self._given, Model):
-            found["frozen"] = sorted(self._given.frozen) or None
-        return found
+            settings["frozen"] = sorted(self._given.frozen) or None
+        return settings
 
     def write(
         self, path: Path, loop: LoopState, settings: Mapping[str, Any], best: Tree = None
@@ -544,11 +500,11 @@ class Training:
         random = dict(self._random) if self.position else {}
         if isinstance(self.config.layer, ModuleLayer) or may_shuffle(self._data):
             random |= {"now": host_state(self._data), "device": device_state(self.device)}
-        how = self.config.optimize
         state, saved = self.stepper.state, self.strategy.saved
-        parts = {name: saved(getattr(state, name)) for name in _ARRAYS}
-        state, best = replace(state, **parts), saved(best)
-        checkpoint = Checkpoint(state, loop, how, best, random, self._first_rows)
+        state = replace(state, **{name: saved(getattr(state, name)) for name in _ARRAYS})
+        checkpoint = Checkpoint(
+            state, loop, self.config.optimize, saved(best), random, self._first_rows
+        )
         if self.strategy.leads:
             write_checkpoint(path, checkpoint, settings)
         self.strategy.wait()
@@ -562,7 +518,7 @@ class Training:
         optimize: str | None = None,
     ) -> Checkpoint:
         """Continue from a checkpoint and return it; `optimize` overrides how it was compiled."""
-        found = read_checkpoint(
+        checkpoint = read_checkpoint(
             path,
             settings,
             self._like,
@@ -571,13 +527,13 @@ class Training:
             patient=patient,
             trained=self.config.trained,
         )
-        self.config = replace(self.config, optimize=optimize or found.optimize)
+        self.config = replace(self.config, optimize=optimize or checkpoint.optimize)
         try:
             with translating_oom(self.device):
-                self._stepper = self._stepper_for(found.step)
-            if "now" in found.random:
-                set_host_state(found.random["now"], self._data)
-                set_device_state(self.device, found.random["device"])
+                self._stepper = self._stepper_for(checkpoint.step)
+            if "now" in checkpoint.random:
+                set_host_state(checkpoint.random["now"], self._data)
+                set_device_state(self.device, checkpoint.random["device"])
         except AnyDeviceError:
             raise
         except Exception as error:  # libraries raise their own for states that do not fit
@@ -585,13 +541,13 @@ class Training:
                 f"{path} does not fit this model, optimizer and schedule "
                 f"({shortened(str(error), 200)}); use those that it was saved with, or another path"
             ) from error
-        loop = found.loop
+        loop = checkpoint.loop
         self.epoch, self.position, self.rate = loop.epoch, loop.position, loop.rate
-        self._waiting = self.position % self.config.accumulate if found.step.added else 0
-        self._first_rows = found.rows
-        self._random, self._unread, self._kept_bytes = found.random, [], 0
-        best = None if found.best is None else self.strategy.parameters(found.best)
-        return replace(found, best=best)
+        self.waiting = self.position % self.config.accumulate if checkpoint.step.added else 0
+        self._first_rows = checkpoint.rows
+        self._random, self._unread, self._kept_bytes = checkpoint.random, [], 0
+        best = None if checkpoint.best is None else self.strategy.parameters(checkpoint.best)
+        return replace(checkpoint, best=best)
 
     def end_epoch(self) -> None:
         """Go on to the next epoch."""
@@ -600,16 +556,13 @@ class Training:
         self.position = 0
 
     def _failure(self, batches: list[TrainedBatch]) -> Exception:
-        stepper = self.stepper
+        stepper, readable = self.stepper, self.strategy.readable
         since, name = stepper.failed_since, stepper.engine.name
         own = [batch for batch in batches if batch.step == since] or batches
-        readable = self.strategy.readable
-        own = [each._replace(batch=readable(each.batch)) for each in own]
+        own = [batch._replace(batch=readable(batch.batch)) for batch in own]
         parameters = readable(stepper.parameters)
         wrong = wrong_target(self.config, parameters, own)
-        if wrong is not None:
-            return wrong
-        return failure(self.config, name, parameters, own, since, self.seed)
+        return wrong or failure(self.config, name, parameters, own, since, self.seed)
 
     def _rates(self, own: Optimizer | None) -> Callable[[int], float] | None:
         """Return the rate of each step; `None` if the optimizer or its schedule sets it."""
@@ -666,14 +619,13 @@ class Training:
                 self.strategy, config, state, compiler, given, schedule
             )
             return stepper
-        made = pipeline_stepper if isinstance(self.strategy, PipelineStrategy) else stepper_for
-        return made(self.strategy, self.config, state, self.seed)
+        kind = PipelineStepper if isinstance(self.strategy, PipelineStrategy) else None
+        return stepper_for(self.strategy, self.config, state, self.seed, kind)
 
 
 def _with_library(value: Any) -> str:
     """Return the class name of a value with its library, such as torch's AdamW."""
-    kind = type(value)
-    return f"{kind.__module__.split('.')[0]}'s {kind.__name__}"
+    return f"{type(value).__module__.split('.')[0]}'s {type(value).__name__}"
 
 
 def _check_library(layer: Any, optimizer: Any) -> None:
@@ -690,18 +642,8 @@ def _check_library(layer: Any, optimizer: Any) -> None:
     )
 
 
-def _require_loss(loss: Any) -> Any:
-    if loss is None:
-        raise ConfigurationError(
-            "loss is missing: give a function of (output, y), or a name such as 'cross_entropy'",
-            source="loss",
-        )
-    return loss_of(loss)
-
-
 def _shapes(batch: Any) -> Any:
-    if type(batch) is tuple:
-        return tuple([getattr(each, "shape", None) for each in batch])
-    if type(batch) is dict:
-        return tuple([getattr(each, "shape", None) for each in batch.values()])
+    parts = batch.values() if type(batch) is dict else batch
+    if type(batch) in (tuple, dict):
+        return tuple([getattr(part, "shape", None) for part in parts])
     return getattr(batch, "shape", None)
