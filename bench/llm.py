@@ -33,7 +33,7 @@ from anydevice._llm.generate import runner_for, slots_for
 from anydevice._llm.sampling import sampling
 from anydevice._llm.weights import parameters_of, random_parameters
 from anydevice._plan.config import as_config
-from anydevice._plan.plan import LARGEST_PIECE
+from anydevice._plan.plan import PREFILL_CHUNK
 from anydevice.errors import AnyDeviceError
 
 ROOT = Path(__file__).parents[1]
@@ -176,7 +176,7 @@ def random_model(device: Any) -> llm.LanguageModel:
     description = describe(config)
     parameters = random_parameters(description, 0, device, "bfloat16")
     plan = anydevice.plan_inference(
-        MISTRAL, device, context=CONTEXT, dtype="bfloat16", prefill=LARGEST_PIECE["other"]
+        MISTRAL, device, context=CONTEXT, dtype="bfloat16", prefill=PREFILL_CHUNK["other"]
     )
     tokenizer: Any = Digits()
     return llm.LanguageModel(
@@ -198,10 +198,10 @@ def streamed(model: llm.LanguageModel, length: int, count: int) -> float:
 
 def replayed(model: llm.LanguageModel, length: int, count: int) -> float:
     """Steps a second of the graph alone, which nobody reads."""
-    programs = model._programs
-    slots = slots_for(programs, 1, length, count + 16, model.context)
-    runner: Any = programs.idle_runner(1, slots) or runner_for(programs, 1, slots)
-    with programs.turn():
+    executor = model._executor
+    slots = slots_for(executor, 1, length, count + 16, model.context)
+    runner: Any = executor.idle_runner(1, slots) or runner_for(executor, 1, slots)
+    with executor.lock():
         runner.prefill([numbers(length)], sampling(0.8, seed=1)).read()
         for _ in range(8):
             step = runner.step()
@@ -209,9 +209,9 @@ def replayed(model: llm.LanguageModel, length: int, count: int) -> float:
         began = time.perf_counter()
         for _ in range(count):
             runner._replay._graph.replay()  # nothing of it is copied to the host
-        programs.engine.synchronize(model.device)
+        executor.engine.synchronize(model.device)
         seconds = time.perf_counter() - began
-    programs.keep_runner(1, slots, runner)
+    executor.keep_runner(1, slots, runner)
     return count / seconds
 
 
@@ -258,8 +258,8 @@ def first_token(model: llm.LanguageModel, length: int) -> float:
 def against_plan(model: llm.LanguageModel) -> Iterator[Row]:
     """What PyTorch held at its peak with a full context, beside the plan without the context."""
     device, estimate = model.device, model.plan.estimate
-    memory = model._programs.engine.memory
-    model._programs.idle_runner(0, 0)  # which has a cache of its own
+    memory = model._executor.engine.memory
+    model._executor.idle_runner(0, 0)  # which has a cache of its own
     memory.release(device)
     memory.reset_peak(device)
     model.generate(numbers(CONTEXT - 16), 15)
