@@ -162,6 +162,9 @@ for function, end in ((fails, "ValueError: the reason"), (dies, "without a word 
 
 from anydevice._parallel.launch import unsafe_to_fork
 assert unsafe_to_fork() is None
+import _thread
+_thread.start_new_thread(time.sleep, (0.1,))  # a thread that is about to end
+assert unsafe_to_fork() is None
 torch.ones(3000, 3000).exp().sum()
 assert "computed with" in unsafe_to_fork()
 print("held")

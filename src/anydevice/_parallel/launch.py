@@ -40,6 +40,9 @@ _GRACE = 0.3
 _PATIENCE = 2.0
 """Seconds from SIGTERM to SIGKILL."""
 
+_LINGERING = 0.5
+"""Seconds for which Linux may still list a thread that has ended."""
+
 _NO_READER = 128 + 13
 """The exit code of a script after `| head` has stopped reading: 128 plus SIGPIPE."""
 
@@ -135,7 +138,9 @@ def unsafe_to_fork() -> str | None:
             stop = getattr(ctypes.CDLL(path), "blas_thread_shutdown_", None)
             if stop is not None:
                 stop()
-    others = len(list(tasks.iterdir())) - 1
+    until = time.monotonic() + _LINGERING
+    while (others := len(list(tasks.iterdir())) - 1) and time.monotonic() < until:
+        time.sleep(0.01)
     return f"a library has computed with {others} threads of its own" if others else None
 
 
