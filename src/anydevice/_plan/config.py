@@ -17,8 +17,7 @@ from anydevice._core import checks
 from anydevice._core.files import parse_json, read_small
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.text import shortened
-from anydevice._plan.encoder import EncoderFamily
-from anydevice._plan.encoder_families import ENCODERS
+from anydevice._plan.encoder_families import ENCODERS, EncoderFamily
 from anydevice._plan.families import (
     ARCHITECTURES,
     LARGEST,
