@@ -478,7 +478,7 @@ def windows_of(cells: Cells, size: Sequence[int], windows: Windows) -> Cells:
 
 def simplify(network: Network) -> Network:
     """Drop nodes that the output does not need, and join functions with the node before."""
-    nodes = list(_drop_unused(network.inputs, list(network.nodes)).nodes)
+    nodes = list(network.pruned().nodes)
     uses = Counter(number for node in nodes for number in node.inputs)
     for i, node in enumerate(nodes):
         if not node.function or not _copies_one(node):
@@ -489,20 +489,7 @@ def simplify(network: Network) -> Network:
             continue
         nodes[i] = before._replace(function=node.function)
         uses[source] = 0
-    return _drop_unused(network.inputs, nodes)
-
-
-def _drop_unused(inputs: int, nodes: list[Node]) -> Network:
-    needed = {len(nodes)}
-    for number in range(len(nodes), 0, -1):
-        if number in needed:
-            needed.update(nodes[number - 1].inputs)
-    order = sorted(needed - {0})
-    new = {0: 0} | {number: i for i, number in enumerate(order, 1)}
-    used = [nodes[number - 1] for number in order]
-    return Network(
-        inputs, tuple(n._replace(inputs=tuple([new[i] for i in n.inputs])) for n in used)
-    )
+    return Network(network.inputs, tuple(nodes)).pruned()
 
 
 def _copies_one(node: Node) -> bool:

@@ -121,7 +121,7 @@ class Lowering:
             raise FormatError(f"its output {self.graph.output!r} is not computed from its input")
         if not last.node or not self._in_order(last):
             last = self.copy(last)
-        return Network(self.inputs, _drop_unused(self.nodes[: last.node]))
+        return Network(self.inputs, tuple(self.nodes[: last.node])).pruned()
 
     def _use(self, name: str) -> Tensor:
         value = self.tensors[name]
@@ -230,19 +230,6 @@ def _exact_sum(a: Array, b: Array) -> Array:
     if ((total - a != b) | (total - b != a)).any():
         raise NotSupportedError("a sum of its weights is no number of float64")
     return total
-
-
-def _drop_unused(nodes: list[Node]) -> tuple[Node, ...]:
-    """Return the nodes that the last one depends on, with new numbers."""
-    needed = {len(nodes)}
-    for number in range(len(nodes), 0, -1):
-        needed |= set(nodes[number - 1].inputs) if number in needed else set()
-    number_of = {old: new for new, old in enumerate(sorted(needed | {0}))}
-    return tuple(
-        node._replace(inputs=tuple(number_of[i] for i in node.inputs))
-        for number, node in enumerate(nodes, 1)
-        if number in needed
-    )
 
 
 def _shape_of(function: Callable[..., Array]) -> Callable[..., Tensor]:
