@@ -630,20 +630,15 @@ def _clip(net: Lowering, x: Any, least: Any = None, most: Any = None) -> Tensor:
     if bottom != bottom or top != top:
         raise FormatError("it clips by NaN")
     if bottom is not None and bottom > -3e38:
-        x = _above(net, x, bottom)
-    return x if top is None or top > 3e38 else _below(net, x, top)
+        x = _limit(net, x, bottom, 1.0)
+    return x if top is None or top > 3e38 else _limit(net, x, top, -1.0)
 
 
-def _above(net: Lowering, x: Value, bottom: float) -> Value:
-    """Return the maximum of x and a number."""
-    edge = np.full(x.shape, bottom)
-    return net.add([(net.add([(x, 1.0)], -edge, "relu"), 1.0)], edge)
-
-
-def _below(net: Lowering, x: Value, top: float) -> Value:
-    """Return the minimum of x and a number."""
-    edge = np.full(x.shape, top)
-    return net.add([(net.add([(x, -1.0)], edge, "relu"), -1.0)], edge)
+def _limit(net: Lowering, x: Value, edge: float, sign: float) -> Value:
+    """Return the maximum of x and a number, or with `sign` -1 the minimum."""
+    edges = np.full(x.shape, edge)
+    beyond = net.add([(x, sign)], -sign * edges, "relu")
+    return net.add([(beyond, sign)], edges)
 
 
 def _extreme(net: Lowering, *parts: Any) -> Tensor:
@@ -656,7 +651,8 @@ def _extreme(net: Lowering, *parts: Any) -> Tensor:
         if not isinstance(part, Value):
             if part.size != 1:
                 raise NotSupportedError("its constant is not one number")
-            result = (_above if largest else _below)(net, result, float(part.reshape(-1)[0]))
+            sign = 1.0 if largest else -1.0
+            result = _limit(net, result, float(part.reshape(-1)[0]), sign)
             continue
         first, second = np.broadcast_arrays(result.places, part.places)
         a, b = result._replace(places=first), part._replace(places=second)
