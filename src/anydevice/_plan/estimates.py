@@ -86,11 +86,6 @@ class Overhead(Record):
         return self.context + self.workspace + self.rounding + self.idle
 
 
-def overhead_of(rounded: int, cache: int, activations: int) -> Overhead:
-    """Return the overhead of a model; `rounded` are the bytes that whole blocks add to weights."""
-    return Overhead(CONTEXT, WORKSPACE, rounded, idle_bytes(cache, activations))
-
-
 def plannable(size: int) -> int:
     """Return the largest estimate with which a model runs in `size` bytes.
 
@@ -245,11 +240,13 @@ def estimate_inference(
     dimensions, and `TransferError` for invalid safetensors files.
     """
     batch = integer("batch", batch)
-    asked = None if context is None else integer("context", context)
+    requested = None if context is None else integer("context", context)
     prefill = None if prefill is None else integer("prefill", prefill)
     shape = shape_of(model, dtype=dtype, **numbers)
     context = (
-        shape.fixed_context or asked or min(USUAL_CONTEXT, shape.longest_context or USUAL_CONTEXT)
+        shape.fixed_context
+        or requested
+        or min(USUAL_CONTEXT, shape.longest_context or USUAL_CONTEXT)
     )
     # Weights of fewer bits are widened where they are computed with.
     computed = shape.dtype if as_dtype(shape.dtype).itemsize > 1 else USUAL_DTYPE
@@ -268,12 +265,13 @@ def estimate_inference(
         # allocator that takes the smallest block that is large enough leaves these whole.
         recurring = max([size for name, size in peaks[0].items() if name != SCORES])
     kv_cache = sum(shape.kv_bytes(context, batch, cache))
-    overheads = overhead_of(shape.rounding, kv_cache, min(recurring, activations))
+    idle = idle_bytes(kv_cache, min(recurring, activations))
+    overheads = Overhead(CONTEXT, WORKSPACE, shape.rounding, idle)
     assumed, longest = shape.assumed, shape.longest_context
     if longest is not None and context > longest:
         note = f"the context of {context} tokens is beyond the model's longest, {longest}"
         assumed = (*assumed, note)
-    if asked not in (None, context):
+    if requested not in (None, context):
         note = f"what it reads is always {context} tokens long: the context changes nothing"
         assumed = (*assumed, note)
     return MemoryEstimate(

@@ -124,13 +124,13 @@ def card_memory(shape: ModelShape, run: TrainingRun, cluster: Cluster) -> CardMe
     >>> halved
     0.5
     """
-    held = _stage(shape, run)
+    parameters = _stage(shape, run)
     ways = max(1, cluster.cards // (run.tensor * run.pipeline))
-    apart = held if run.strategy == "replicate" else -(-held // ways)
-    state = OPTIMIZERS[run.optimizer].state_bytes(apart, FLOAT32)
+    sharded = parameters if run.strategy == "replicate" else -(-parameters // ways)
+    state = OPTIMIZERS[run.optimizer].state_bytes(sharded, FLOAT32)
     tensors = {
-        "weights": FLOAT32 * apart,
-        "gradients": FLOAT32 * apart,
+        "weights": FLOAT32 * sharded,
+        "gradients": FLOAT32 * sharded,
         "optimizer": state,
         "activations": _activations(shape, run),
         "communication": _communication_bytes(shape, run, cluster.cards > 1),
@@ -155,15 +155,15 @@ def _communication_bytes(shape: ModelShape, run: TrainingRun, several: bool) -> 
     Embedding and head are gathered as one, before the first layer, and layers one ahead. A
     pipeline keeps its stage gathered, and its gradients whole until the last micro-batch.
     """
-    held = _stage(shape, run)
+    parameters = _stage(shape, run)
     if run.strategy == "replicate":
-        return (HALF + run.reduced * several) * held  # casts, and the buckets of gradients
+        return (HALF + run.reduced * several) * parameters  # casts, and the buckets of gradients
     if run.pipeline > 1:
-        return (HALF + run.reduced) * held
+        return (HALF + run.reduced) * parameters
     outside = shape.embedding_parameters + shape.head_parameters + shape.other_parameters
     part = (outside + max(shape.layer_weights)) // run.tensor
     if run.strategy == "shard_gradients":
-        return HALF * held + (HALF + run.reduced) * part
+        return HALF * parameters + (HALF + run.reduced) * part
     return (2 * HALF + run.reduced) * part
 
 
@@ -309,16 +309,16 @@ def step_time(
     h100 = card.like == "h100"
     share = constants.h100_products if h100 else constants.a100_products
     share *= run.rows / (run.rows + constants.few_tokens) * (constants.float8 if run.float8 else 1)
-    seen = constants.h100_attention if h100 else constants.a100_attention
+    attention_share = constants.h100_attention if h100 else constants.a100_attention
     products = times * _product_flops(shape, run) / (card.flops * share)
-    attention = times * _attention_flops(shape, run) / (card.flops * seen)
+    attention = times * _attention_flops(shape, run) / (card.flops * attention_share)
     traffic = times * _traffic(shape, run, constants) / card.bandwidth
     computing = products + attention + traffic
     moving, waiting = _communication_seconds(shape, run, cluster, constants)
     longer, shorter = max(computing, moving), min(computing, moving)
     exposed = longer + (1 - constants.overlap) * shorter - computing + waiting
-    held = shape.parameters if run.strategy == "replicate" else shape.parameters / cluster.cards
-    update = held * constants.update_traffic / card.bandwidth
+    updated = shape.parameters if run.strategy == "replicate" else shape.parameters / cluster.cards
+    update = updated * constants.update_traffic / card.bandwidth
     return StepTime(products, attention, traffic, moving + waiting, exposed, update)
 
 
@@ -351,8 +351,8 @@ def _attention_flops(shape: ModelShape, run: TrainingRun) -> float:
     """Return the FLOPs of the causal half; the backward pass computes the scores again."""
     again = 1 if run.recompute == "full" else 0
     width = 2.0 * shape.heads * shape.head_size
-    seen = sum(min(window or run.context, run.context) for window in shape.windows)
-    return run.rows * (3.5 + again) * width * seen
+    attended = sum(min(window or run.context, run.context) for window in shape.windows)
+    return run.rows * (3.5 + again) * width * attended
 
 
 def _traffic(shape: ModelShape, run: TrainingRun, constants: Constants) -> float:
@@ -609,7 +609,7 @@ def _best(
         return min(runs, key=needs), False
     rates = [rate(run) for run in fitting]
     enough = max(rates) * (_AS_FAST if cluster.card.like else 1)
-    return next(run for run, each in zip(fitting, rates, strict=True) if each >= enough), True
+    return next(run for run, speed in zip(fitting, rates, strict=True) if speed >= enough), True
 
 
 def _enough(shape: ModelShape, cluster: Cluster, start: TrainingRun, ways: _Ways) -> Cluster | None:

@@ -317,10 +317,8 @@ class Neurons:
         box = problems.box[parts.problem]
         own = {}
         for number, its in self.where.items():
-            low, high = self.low[box][:, its], self.high[box][:, its]
             sign = parts.sign[:, its]
-            least = machine.place(np.where(sign > 0, np.maximum(low, 0), low))
-            most = machine.place(np.where(sign < 0, np.minimum(high, 0), high))
+            least, most = map(machine.place, self._ends(its, box, sign))
             lines = relu_curve(machine.xp, least, most, machine.unit, machine.tiny).lines
             slope = machine.place(slopes[:, its])
             is_open = machine.xp.logical_and(least < 0, most > 0)
@@ -392,14 +390,16 @@ class Neurons:
             points,
         )
 
+    def _ends(self, its: slice, box: Host, sign: Host) -> tuple[Host, Host]:
+        """Return the bounds of a node's neurons, narrowed by the signs of their cases."""
+        low, high = self.low[box][:, its], self.high[box][:, its]
+        low = np.where(sign > 0, np.maximum(low, 0), low)
+        return low, np.where(sign < 0, np.minimum(high, 0), high)
+
     def _layer(self, its: slice, box: Host, parts: Parts) -> _Cases:
         place = self.fast.machine.place
-        low, high = self.low[box][:, its], self.high[box][:, its]
         sign = parts.sign[:, its]
-        low, high = (
-            np.where(sign > 0, np.maximum(low, 0), low),
-            np.where(sign < 0, np.minimum(high, 0), high),
-        )
+        low, high = self._ends(its, box, sign)
         is_open = (low < 0) & (high > 0)
         on = low >= 0
         upper = np.where(is_open, high / np.where(is_open, high - low, 1.0), on)
