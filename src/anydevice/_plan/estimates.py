@@ -193,12 +193,14 @@ class RenderedPlan(Record):
         raise no_pages("save_html")
 
 
-def part_lines(estimate: Record, names: Sequence[str]) -> list[str]:
-    """Return a line for each part of an estimate: its name and its size."""
-    return [
-        f"  {name.replace('_', '-'):<12} {format_size(getattr(estimate, name)):>10}"
-        for name in names
-    ]
+def part_sizes(estimate: Record, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the name and the size of each part of an estimate, as text."""
+    return [(name.replace("_", "-"), format_size(getattr(estimate, name))) for name in names]
+
+
+def part_lines(estimate: Record, names: Sequence[str], column: int = 12) -> list[str]:
+    """Return a line for each part of an estimate; sizes begin behind `column`."""
+    return [f"  {name:<{column}} {size:>10}" for name, size in part_sizes(estimate, names)]
 
 
 def estimate_inference(
