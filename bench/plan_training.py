@@ -28,12 +28,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from anydevice._core.record import replace
-from anydevice._plan.card_memory import TrainingRun, card_memory
 from anydevice._plan.cards import Cluster, cluster_of
 from anydevice._plan.estimates import plannable
 from anydevice._plan.families import ModelShape
 from anydevice._plan.model import shape_of
-from anydevice._plan.training_plan import FITTED, Constants, tokens_a_second
+from anydevice._plan.training_plan import (
+    FITTED,
+    Constants,
+    TrainingRun,
+    card_memory,
+    tokens_a_second,
+)
 
 TABLES = Path(__file__).parents[1] / ".cache" / "tables"
 FOUNDRY, TITAN = "llm-foundry.md", "torchtitan"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from anydevice._core.record import replace
-from anydevice._plan.card_memory import TrainingRun, card_memory
 from anydevice._plan.cards import cluster_of
 from anydevice._plan.families import ModelShape
 from anydevice._plan.model import shape_of
+from anydevice._plan.training_plan import TrainingRun, card_memory
 
 GIB = 2**30
 

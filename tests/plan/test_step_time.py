@@ -9,13 +9,13 @@ from types import ModuleType
 import pytest
 
 from anydevice._core.record import replace
-from anydevice._plan.card_memory import TrainingRun
 from anydevice._plan.cards import cluster_of
 from anydevice._plan.families import ModelShape
 from anydevice._plan.model import shape_of
 from anydevice._plan.training_plan import (
     ERROR,
     FITTED,
+    TrainingRun,
     active_parameters,
     step_time,
     tokens_a_second,

@@ -10,9 +10,8 @@ import numpy
 import pytest
 
 from anydevice import ConfigurationError, plan_training
-from anydevice._plan.card_memory import card_memory
 from anydevice._plan.estimates import plannable
-from anydevice._plan.training_plan import RECOMPUTE, STRATEGIES, tokens_a_second
+from anydevice._plan.training_plan import RECOMPUTE, STRATEGIES, card_memory, tokens_a_second
 from tests.plan.configs import LLAMA_8B, LLAMA_70B
 
 SMALL = {"layers": 12, "hidden": 768, "intermediate": 2048, "heads": 12, "vocabulary": 32000}

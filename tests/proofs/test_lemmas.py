@@ -98,7 +98,7 @@ def claim(net: Network, share: float) -> Any:
 def prove_share(share: float) -> proofs.Proof | proofs.Counterexample | proofs.Undecided:
     net = NETWORKS["chain"]
     theorem = Theorem(net, (claim(net, share),), "float32", False)
-    return prove_theorems([theorem], numpy_machine(), SearchLimits(), 0.0, None, "")
+    return prove_theorems([theorem], numpy_machine(), SearchLimits())
 
 
 def test_parts_of_lemmas_are_as_many_as_memory_holds() -> None:
@@ -132,9 +132,7 @@ def test_progress_goes_on_while_lemmas_are_found(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(LemmaSearch, "run", noted)
     theorem = Theorem(NETWORKS["chain"], (claim(NETWORKS["chain"], 0.35),), "float32", False)
-    result = prove_theorems(
-        [theorem], numpy_machine(), SearchLimits(tell=reports.append), 0.0, None, ""
-    )
+    result = prove_theorems([theorem], numpy_machine(), SearchLimits(tell=reports.append))
     assert isinstance(result, proofs.Proof)
     assert at[1] - at[0] > 5
     boxes = [each.boxes for each in reports]

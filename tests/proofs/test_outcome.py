@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from anydevice import nn, proofs
-from anydevice._proofs.outcome import ProgressRecorder, SearchProgress
+from anydevice._proofs.prove import ProgressRecorder, SearchProgress
 from anydevice._proofs.search import Progress
 
 

@@ -53,7 +53,7 @@ def all_proved(
 ) -> proving.Result:
     machine = machine or numpy_machine()
     with machine.context():
-        return proving.prove_theorems([theorem], machine, SearchLimits(**limits), 0.0, None, "")
+        return proving.prove_theorems([theorem], machine, SearchLimits(**limits))
 
 
 def checked(result: proving.Result) -> int:

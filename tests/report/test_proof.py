@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from anydevice import nn, proofs
-from anydevice._proofs.outcome import SearchProgress
+from anydevice._proofs.prove import SearchProgress
 from anydevice._proofs.search import Progress
 from anydevice._report.proof import violated_conditions
 from anydevice.errors import ConfigurationError

@@ -10,6 +10,5 @@ A plan is made in four steps, a module each:
 4. `plan`: the layers on devices, by the memory that is free on each, and what would fit if the
    model does not.
 
-A training on a cluster (`cards`) is planned by `training_plan`, from the memory of a card
-(`card_memory`). `retry` finds out by trying.
+A training on a cluster (`cards`) is planned by `training_plan`. `retry` finds out by trying.
 """

@@ -17,8 +17,7 @@ from anydevice._core import checks
 from anydevice._core.files import parse_json, read_small
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.text import shortened
-from anydevice._plan.encoder import EncoderFamily
-from anydevice._plan.encoder_families import ENCODERS
+from anydevice._plan.encoder_families import ENCODERS, EncoderFamily
 from anydevice._plan.families import (
     ARCHITECTURES,
     LARGEST,
@@ -361,10 +360,10 @@ no such model in the Hugging Face cache /nowhere; to get it: hf download org/no-
         path = Path(model).expanduser()
         if path.exists():
             return _model_in(path)
-    said = shortened(model)
+    shown = shortened(model)
     if not _HUB_NAME.fullmatch(model) or model.endswith(_FILES):
         raise ConfigurationError(
-            f"{said}: there is no such file or folder; write the path of a config.json, of its "
+            f"{shown}: there is no such file or folder; write the path of a config.json, of its "
             "folder, or the name of a model in the Hugging Face cache, such as 'org/name'",
             model,
         )
@@ -377,12 +376,12 @@ no such model in the Hugging Face cache /nowhere; to get it: hf download org/no-
         has_config = (snapshot / CONFIG_NAME).exists()
         if path != snapshot or has_config or any(snapshot.glob("*.safetensors")):
             return path
-    advice = f"give the path of its folder or file, or its whole name, such as 'org/{said}'"
+    advice = f"give the path of its folder or file, or its whole name, such as 'org/{shown}'"
     if "/" in model:
         enough = " (a plan needs no more of it than config.json)" if planning else ""
-        advice = f"to get it: hf download {said}{enough}"
+        advice = f"to get it: hf download {shown}{enough}"
     raise ConfigurationError(
-        f"{said}: there is no such file or folder, and no such model in the Hugging Face cache "
+        f"{shown}: there is no such file or folder, and no such model in the Hugging Face cache "
         f"{cache}; {advice}",
         model,
     )

@@ -1,148 +1,26 @@
-"""Encoders and encoder–decoders: what a row of one is, and the shape that follows from it.
-
-The rows are in `encoder_families`.
-"""
+"""The shape of an encoder or encoder–decoder, from its config and the row of its family."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anydevice._core.dtypes import as_dtype
-from anydevice._core.record import NOTHING, Record, replace
+from anydevice._core.record import Record, replace
+from anydevice._plan.config import ModelConfig
+from anydevice._plan.encoder_families import Layers, ModelPart, Size
 from anydevice._plan.families import (
     MOST_LAYERS,
     NO_DTYPE,
     USUAL_DTYPE,
     Flag,
-    ModelFamily,
     ModelShape,
-    Outputs,
     Tower,
     integer,
     quotient,
     rounding,
 )
-
-if TYPE_CHECKING:
-    from anydevice._plan.config import ModelConfig
-
-Size = int | str
-
-
-class ModelPart(Record):
-    """`count` matrices of `rows` x `columns`, each with a bias of its rows if `bias` is true.
-
-    `when` is a key (or `"!"` and a key) that says whether the model has it. What is not `learned`
-    is a buffer. `width` are the bytes of an element that does not have the model's dtype.
-    """
-
-    rows: Size
-    columns: Size = 1
-    bias: Flag = False
-    count: Size = 1
-    when: str = ""
-    learned: bool = True
-    width: int = 0
-
-
-Parts = tuple[ModelPart, ...]
-
-
-def linear(
-    rows: Size, columns: Size, bias: Flag = True, *, count: Size = 1, when: str = ""
-) -> ModelPart:
-    """Return linear maps from `columns` to `rows` elements; a convolution is one, too."""
-    return ModelPart(rows, columns, bias, count, when)
-
-
-def table(rows: Size, columns: Size, when: str = "") -> ModelPart:
-    """Return an embedding."""
-    return ModelPart(rows, columns, when=when)
-
-
-def norm(size: Size, bias: Flag = True, when: str = "") -> ModelPart:
-    """Return a norm with weights, and with a bias unless told otherwise."""
-    return ModelPart(size, bias=bias, when=when)
-
-
-def vector(size: Size, when: str = "", width: int = 0) -> ModelPart:
-    """Return a learned vector."""
-    return ModelPart(size, when=when, width=width)
-
-
-def buffer(rows: Size, columns: Size = 1, width: int = 8) -> ModelPart:
-    """Return a buffer: integers of 8 bytes, unless told otherwise."""
-    return ModelPart(rows, columns, learned=False, width=width)
-
-
-PRE_NORM = ModelFamily(gated=False, layer_norm=True, rotary=False, bidirectional=True)
-POST_NORM = replace(PRE_NORM, post_norm=True)
-
-
-class Layers(Record):
-    """One tower: equal layers of the parts `layer`, with what lies before and after them.
-
-    `first` are parts of the first layer alone, `later` those of all but the first. `tokens` is the
-    number of tokens where it is fixed, as for pictures; otherwise it is the context. A tower with
-    a `source` writes: it keeps a cache, and attends to the output of the tower of that number.
-    """
-
-    layer: Parts
-    before: Parts = ()
-    after: Parts = ()
-    first: Parts = ()
-    later: Parts = ()
-    layers: Size = "num_hidden_layers"
-    hidden: Size = "hidden_size"
-    heads: Size = "num_attention_heads"
-    head_size: Size = 0
-    intermediate: Size = "intermediate_size"
-    activation: str = "hidden_act"
-    gated: Flag = False
-    tokens: Size = 0
-    source: int | None = None
-    distances: Size = 0
-    build: ModelFamily = POST_NORM
-
-
-class Head(Record):
-    """The head of a class of models: its parts, and the number of its outputs.
-
-    `towers` are the numbers of the towers that the class has; by default all.
-    """
-
-    parts: Parts = ()
-    outputs: Size = 0
-    outputs_of: Outputs = "tokens"
-    towers: tuple[int, ...] | None = None
-
-
-class EncoderFamily(Record):
-    """One family.
-
-    - `classes`: the heads, by the names of the family's classes without the family's own; a config
-      that names no class is one of the `usual` class.
-    - `members`: for a model of several models, the key of each one's config and its family.
-    - `otherwise`: a key, and the key whose value it has where it is absent or null.
-    - `derived`: a name that sizes may use, and how it follows from the config.
-    - `only`: options that are counted with this value only.
-    - `same`: another name for a key, which may be there too, with the same value.
-    - `longest`: the longest context; 0 where there is no limit.
-    """
-
-    towers: tuple[Layers, ...] = ()
-    before: Parts = ()
-    classes: Mapping[str, Head] = NOTHING
-    usual: str = "Model"
-    members: Mapping[str, str] = NOTHING
-    defaults: Mapping[str, Any] = NOTHING
-    otherwise: Mapping[str, str] = NOTHING
-    derived: Mapping[str, Callable[[Any], Any]] = NOTHING
-    only: Mapping[str, Any] = NOTHING
-    same: Mapping[str, str] = NOTHING
-    longest: Size = "max_position_embeddings"
 
 
 class Sizes:

@@ -11,25 +11,110 @@ byte.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from anydevice._core.record import replace
-from anydevice._plan.encoder import (
-    POST_NORM,
-    PRE_NORM,
-    EncoderFamily,
-    Head,
-    Layers,
-    ModelPart,
-    Parts,
-    Size,
-    buffer,
-    linear,
-    norm,
-    table,
-    vector,
-)
-from anydevice._plan.families import ModelFamily, integer
+from anydevice._core.record import NOTHING, Record, replace
+from anydevice._plan.families import Flag, ModelFamily, Outputs, integer
+
+Size = int | str
+
+
+class ModelPart(Record):
+    """`count` matrices of `rows` x `columns`, each with a bias of its rows if `bias` is true.
+
+    `when` is a key (or `"!"` and a key) that says whether the model has it. What is not `learned`
+    is a buffer. `width` are the bytes of an element that does not have the model's dtype.
+    """
+
+    rows: Size
+    columns: Size = 1
+    bias: Flag = False
+    count: Size = 1
+    when: str = ""
+    learned: bool = True
+    width: int = 0
+
+
+Parts = tuple[ModelPart, ...]
+
+
+linear = partial(ModelPart, bias=True)
+"""Linear maps from `columns` to `rows` elements; a convolution is one, too."""
+norm = partial(ModelPart, bias=True)
+"""A norm with weights and a bias."""
+table = vector = ModelPart
+"""An embedding, and a learned vector."""
+buffer = partial(ModelPart, learned=False, width=8)
+"""A buffer of integers of 8 bytes."""
+
+PRE_NORM = ModelFamily(gated=False, layer_norm=True, rotary=False, bidirectional=True)
+POST_NORM = replace(PRE_NORM, post_norm=True)
+
+
+class Layers(Record):
+    """One tower: equal layers of the parts `layer`, with what lies before and after them.
+
+    `first` are parts of the first layer alone, `later` those of all but the first. `tokens` is the
+    number of tokens where it is fixed, as for pictures; otherwise it is the context. A tower with
+    a `source` writes: it keeps a cache, and attends to the output of the tower of that number.
+    """
+
+    layer: Parts
+    before: Parts = ()
+    after: Parts = ()
+    first: Parts = ()
+    later: Parts = ()
+    layers: Size = "num_hidden_layers"
+    hidden: Size = "hidden_size"
+    heads: Size = "num_attention_heads"
+    head_size: Size = 0
+    intermediate: Size = "intermediate_size"
+    activation: str = "hidden_act"
+    gated: Flag = False
+    tokens: Size = 0
+    source: int | None = None
+    distances: Size = 0
+    build: ModelFamily = POST_NORM
+
+
+class Head(Record):
+    """The head of a class of models: its parts, and the number of its outputs.
+
+    `towers` are the numbers of the towers that the class has; by default all.
+    """
+
+    parts: Parts = ()
+    outputs: Size = 0
+    outputs_of: Outputs = "tokens"
+    towers: tuple[int, ...] | None = None
+
+
+class EncoderFamily(Record):
+    """One family.
+
+    - `classes`: the heads, by the names of the family's classes without the family's own; a config
+      that names no class is one of the `usual` class.
+    - `members`: for a model of several models, the key of each one's config and its family.
+    - `otherwise`: a key, and the key whose value it has where it is absent or null.
+    - `derived`: a name that sizes may use, and how it follows from the config.
+    - `only`: options that are counted with this value only.
+    - `same`: another name for a key, which may be there too, with the same value.
+    - `longest`: the longest context; 0 where there is no limit.
+    """
+
+    towers: tuple[Layers, ...] = ()
+    before: Parts = ()
+    classes: Mapping[str, Head] = NOTHING
+    usual: str = "Model"
+    members: Mapping[str, str] = NOTHING
+    defaults: Mapping[str, Any] = NOTHING
+    otherwise: Mapping[str, str] = NOTHING
+    derived: Mapping[str, Callable[[Any], Any]] = NOTHING
+    only: Mapping[str, Any] = NOTHING
+    same: Mapping[str, str] = NOTHING
+    longest: Size = "max_position_embeddings"
+
 
 # The tables are easier to read in fewer lines than the formatter would make of them.
 # fmt: off
@@ -50,7 +135,7 @@ _TEXT = {**_BASE, **_TIED, V: 30522, P: 512, TYPES: 2, "hidden_act": "gelu"}
 
 def _word_head(size: Size = H, *untied: ModelPart) -> Head:
     """Return a head that scores words; `untied` parts are there if it is not tied."""
-    return Head((linear(size, H), norm(size), vector(V), table(V, size, UNTIED), *untied), V)
+    return Head((linear(size, H), norm(size), vector(V), table(V, size, when=UNTIED), *untied), V)
 
 
 def _sequence_head(*parts: ModelPart, outputs: Size = LABELS, size: Size = H) -> Head:
@@ -64,50 +149,51 @@ def _token_heads(*parts: ModelPart, size: Size = H) -> Mapping[str, Head]:
     return {"ForTokenClassification": head, "ForQuestionAnswering": head}
 
 
-_MASKED = _word_head(H, vector(V, UNTIED))
-BERT = EncoderFamily(
+def _text_classes(model: Head, masked: Head, **more: Head) -> Mapping[str, Head]:
+    """Return the heads that most encoders of text have, and `more`."""
+    return {
+        **_token_heads(),
+        "Model": model,
+        "ForMaskedLM": masked,
+        "ForSequenceClassification": _sequence_head(POOLER),
+        "ForMultipleChoice": _sequence_head(POOLER, outputs=1),
+        **more,
+    }
+
+
+ENCODERS: dict[str, EncoderFamily] = {}
+"""The rows, by the `model_type` of their configs."""
+
+_MASKED = _word_head(H, vector(V, when=UNTIED))
+BERT = ENCODERS["bert"] = EncoderFamily(
     towers=(Layers(
         LAYER,
         (table(V, H), table(P, H), table(TYPES, H), norm(H), buffer(P), buffer(P)),
     ),),
-    classes={
-        **_token_heads(),
-        "Model": Head((POOLER,)),
-        "ForMaskedLM": _MASKED,
-        "ForPreTraining": Head((POOLER, *_MASKED.parts, linear(2, H)), V),
-        "ForNextSentencePrediction": _sequence_head(POOLER, outputs=2),
-        "ForSequenceClassification": _sequence_head(POOLER),
-        "ForMultipleChoice": _sequence_head(POOLER, outputs=1),
-    },
+    classes=_text_classes(
+        Head((POOLER,)), _MASKED,
+        ForPreTraining=Head((POOLER, *_MASKED.parts, linear(2, H)), V),
+        ForNextSentencePrediction=_sequence_head(POOLER, outputs=2),
+    ),
     defaults=_TEXT,
     only=_ENCODER_ONLY,
 )
 ROBERTA = replace(
     BERT,
-    classes={
-        **_token_heads(),
-        "Model": Head((POOLER,)),
-        "ForMaskedLM": _MASKED,
-        "ForSequenceClassification": _sequence_head(linear(H, H)),
-        "ForMultipleChoice": _sequence_head(POOLER, outputs=1),
-    },
+    classes=_text_classes(Head((POOLER,)), _MASKED),
     longest=f"{P}+-2",  # positions start behind the padding token
 )
-DISTILBERT = EncoderFamily(
+ENCODERS["roberta"] = replace(ROBERTA, defaults={**_TEXT, V: 50265})
+ENCODERS["xlm-roberta"] = ENCODERS["camembert"] = ROBERTA
+ENCODERS["distilbert"] = EncoderFamily(
     towers=(Layers(LAYER, (table(V, H), table(P, H), norm(H), buffer(P))),),
-    classes={
-        **_token_heads(),
-        "Model": Head(),
-        "ForMaskedLM": _word_head(),
-        "ForSequenceClassification": _sequence_head(linear(H, H)),
-        "ForMultipleChoice": _sequence_head(linear(H, H), outputs=1),
-    },
+    classes=_text_classes(Head(), _word_head()),
     defaults={**_TIED, V: 30522, P: 512, "dim": 768, "hidden_dim": 3072, "n_layers": 6}
     | {"n_heads": 12, "activation": "gelu"},
     otherwise={H: "dim", INNER: "hidden_dim", "num_hidden_layers": "n_layers"}
     | {"num_attention_heads": "n_heads", "hidden_act": "activation"},
 )
-ELECTRA = EncoderFamily(
+ENCODERS["electra"] = EncoderFamily(
     towers=(Layers(
         LAYER,
         (table(V, E), table(P, E), table(TYPES, E), norm(E), linear(H, E, when="projected"),
@@ -118,31 +204,27 @@ ELECTRA = EncoderFamily(
         "Model": Head(),
         "ForPreTraining": Head((linear(H, H), linear(1, H)), 1),
         "ForMaskedLM": _word_head(E),
-        "ForSequenceClassification": _sequence_head(linear(H, H)),
+        "ForSequenceClassification": _sequence_head(POOLER),
     },
     defaults={**_TEXT, E: 128, H: 256, INNER: 1024, "num_attention_heads": 4},
     derived={"projected": lambda config: config.size(E) != config.size(H)},
     only=_ENCODER_ONLY,
 )
-_ALBERT_MASKED = _word_head(E, vector(V, UNTIED))
-ALBERT = EncoderFamily(
+_ALBERT_MASKED = _word_head(E, vector(V, when=UNTIED))
+ENCODERS["albert"] = EncoderFamily(
     towers=(Layers(
         LAYER,
         (table(V, E), table(P, E), table(TYPES, E), norm(E), linear(H, E), buffer(P), buffer(P)),
         layers="num_hidden_groups*inner_group_num",  # those of a group are one, run several times
     ),),
-    classes={
-        **_token_heads(),
-        "Model": Head((POOLER,)),
-        "ForPreTraining": Head((POOLER, *_ALBERT_MASKED.parts, linear(LABELS, H)), V),
-        "ForMaskedLM": _ALBERT_MASKED,
-        "ForSequenceClassification": _sequence_head(POOLER),
-        "ForMultipleChoice": _sequence_head(POOLER, outputs=1),
-    },
+    classes=_text_classes(
+        Head((POOLER,)), _ALBERT_MASKED,
+        ForPreTraining=Head((POOLER, *_ALBERT_MASKED.parts, linear(LABELS, H)), V),
+    ),
     defaults={**_TEXT, V: 30000, E: 128, H: 4096, INNER: 16384, "num_attention_heads": 64}
     | {"num_hidden_groups": 1, "inner_group_num": 1, "hidden_act": "gelu_new"},
 )
-MPNET = replace(
+ENCODERS["mpnet"] = replace(
     ROBERTA,
     towers=(Layers(
         LAYER,
@@ -154,13 +236,28 @@ MPNET = replace(
     only={},
 )
 
+
+def _attends_to_positions(config: Any, kind: str, unless: str = "") -> bool:
+    """Whether DeBERTa's heads have a matrix of this kind for relative positions."""
+    kinds = config.get("pos_att_type") or ()
+    listed = kinds.lower().split("|") if isinstance(kinds, str) else kinds
+    named = kind in [str(name).strip() for name in listed]
+    return bool(config.get("relative_attention")) and named and not config.get(unless)
+
+
+def _relative_positions(config: Any) -> int:
+    """Return the largest distance between two tokens that DeBERTa tells apart."""
+    limit = config.get("max_relative_positions") or 0
+    return int(limit) if limit >= 1 else int(config.size(P))
+
+
 _POOLED = linear("pooler_hidden_size", "pooler_hidden_size")
 _DEBERTA_BEFORE = (
-    table(V, E), table(P, E, "position_biased_input"), table(TYPES, E),
+    table(V, E), table(P, E, when="position_biased_input"), table(TYPES, E),
     linear(H, E, bias=False, when="projected"), norm(H), buffer(P),
-    table("2*relative_positions", H, "relative_attention"),
+    table("2*relative_positions", H, when="relative_attention"),
 )
-DEBERTA = EncoderFamily(
+DEBERTA = ENCODERS["deberta"] = EncoderFamily(
     towers=(Layers(
         (linear("3*hidden_size", H, bias=False), vector("2*hidden_size", width=4),
          linear(H, H, bias=False, when="c2p"), linear(H, H, when="p2c"),
@@ -174,8 +271,8 @@ DEBERTA = EncoderFamily(
         **_token_heads(),
         "Model": Head(),
         "ForMaskedLM": Head((
-            linear("predicted", H), norm("predicted"), vector(V), table(V, E, "untied"),
-            vector(V, "untied"),
+            linear("predicted", H), norm("predicted"), vector(V), table(V, E, when="untied"),
+            vector(V, when="untied"),
         ), V),
         "ForSequenceClassification": _sequence_head(_POOLED, size="pooler_hidden_size"),
     },
@@ -185,12 +282,12 @@ DEBERTA = EncoderFamily(
         "projected": lambda config: config.size(E) != config.size(H),
         "c2p": lambda config: _attends_to_positions(config, "c2p"),
         "p2c": lambda config: _attends_to_positions(config, "p2c"),
-        "relative_positions": lambda config: _relative_positions(config),
+        "relative_positions": _relative_positions,
         "predicted": lambda config: config.size(E if config.get("legacy") else H),
         "untied": lambda config: config.get("legacy") and not config.get("tie_word_embeddings"),
     },
 )
-DEBERTA_V2 = replace(
+ENCODERS["deberta-v2"] = replace(
     DEBERTA,
     towers=(Layers(
         (linear("all_heads", H, count=3), linear("all_heads", H, when="c2p"),
@@ -226,48 +323,6 @@ DEBERTA_V2 = replace(
 )
 
 
-def _attends_to_positions(config: Any, kind: str, unless: str = "") -> bool:
-    """Whether DeBERTa's heads have a matrix of this kind for relative positions."""
-    kinds = config.get("pos_att_type") or ()
-    listed = kinds.lower().split("|") if isinstance(kinds, str) else kinds
-    named = kind in [str(each).strip() for each in listed]
-    return bool(config.get("relative_attention")) and named and not config.get(unless)
-
-
-def _relative_positions(config: Any) -> int:
-    """Return the largest distance between two tokens that DeBERTa tells apart."""
-    most = config.get("max_relative_positions") or 0
-    return int(most) if most >= 1 else int(config.size(P))
-
-
-_MODERN_HEAD = (linear(H, H, "classifier_bias"), norm(H, "norm_bias"))
-MODERNBERT = EncoderFamily(
-    towers=(Layers(
-        (linear("3*hidden_size", H, "attention_bias"), linear(H, H, "attention_bias"),
-         linear("2*intermediate_size", H, "mlp_bias"), linear(H, INNER, "mlp_bias"),
-         norm(H, "norm_bias")),
-        (table(V, H), norm(H, "norm_bias")),
-        (norm(H, "norm_bias"), buffer("2*kinds_of_layers", "frequencies", width=4)),
-        later=(norm(H, "norm_bias"),),
-        activation="hidden_activation",
-        build=replace(PRE_NORM, gated=True, rotary=True, fused_qkv=True, fused_gate=True),
-    ),),
-    classes={
-        **_token_heads(*_MODERN_HEAD),
-        "Model": Head(),
-        "ForMaskedLM": Head((*_MODERN_HEAD, table(V, H, UNTIED), vector(V, "decoder_bias")), V),
-        "ForSequenceClassification": _sequence_head(*_MODERN_HEAD),
-        "ForMultipleChoice": _sequence_head(*_MODERN_HEAD, outputs=1),
-    },
-    defaults={**_BASE, **_TIED, V: 50368, P: 8192, INNER: 1152, "num_hidden_layers": 22}
-    | {"hidden_activation": "gelu", "decoder_bias": True},
-    derived={
-        "kinds_of_layers": lambda config: _kinds_of_layers(config),
-        "frequencies": lambda config: config.size(H) // config.size("num_attention_heads") // 2,
-    },
-)
-
-
 def _kinds_of_layers(config: Any) -> int:
     """Return the number of kinds of layers; each has a table of rotary frequencies."""
     listed = config.get("layer_types")
@@ -275,6 +330,35 @@ def _kinds_of_layers(config: Any) -> int:
     usual = (bool(number % every) for number in range(config.size("num_hidden_layers")))
     return len(set(listed if listed is not None else usual))
 
+
+_MODERN_HEAD = (linear(H, H, bias="classifier_bias"), norm(H, bias="norm_bias"))
+ENCODERS["modernbert"] = EncoderFamily(
+    towers=(Layers(
+        (linear("3*hidden_size", H, bias="attention_bias"), linear(H, H, bias="attention_bias"),
+         linear("2*intermediate_size", H, bias="mlp_bias"), linear(H, INNER, bias="mlp_bias"),
+         norm(H, bias="norm_bias")),
+        (table(V, H), norm(H, bias="norm_bias")),
+        (norm(H, bias="norm_bias"), buffer("2*kinds_of_layers", "frequencies", width=4)),
+        later=(norm(H, bias="norm_bias"),),
+        activation="hidden_activation",
+        build=replace(PRE_NORM, gated=True, rotary=True, fused_qkv=True, fused_gate=True),
+    ),),
+    classes={
+        **_token_heads(*_MODERN_HEAD),
+        "Model": Head(),
+        "ForMaskedLM": Head(
+            (*_MODERN_HEAD, table(V, H, when=UNTIED), vector(V, when="decoder_bias")), V
+        ),
+        "ForSequenceClassification": _sequence_head(*_MODERN_HEAD),
+        "ForMultipleChoice": _sequence_head(*_MODERN_HEAD, outputs=1),
+    },
+    defaults={**_BASE, **_TIED, V: 50368, P: 8192, INNER: 1152, "num_hidden_layers": 22}
+    | {"hidden_activation": "gelu", "decoder_bias": True},
+    derived={
+        "kinds_of_layers": _kinds_of_layers,
+        "frequencies": lambda config: config.size(H) // config.size("num_attention_heads") // 2,
+    },
+)
 
 _T5_HEADS = "num_heads*d_kv"
 _T5_ATTENTION = (
@@ -295,7 +379,7 @@ _T5_ENCODER = Layers(
 _T5_DECODER = replace(
     _T5_ENCODER, layer=(*_T5_ATTENTION * 2, *_T5_NETWORK), layers="num_decoder_layers", source=0
 )
-T5 = EncoderFamily(
+T5 = ENCODERS["t5"] = EncoderFamily(
     towers=(_T5_ENCODER, _T5_DECODER),
     before=(table(V, D),),
     classes={
@@ -324,13 +408,13 @@ T5 = EncoderFamily(
     | {"head_dim": "d_kv"},
     longest=0,
 )
-MT5 = replace(
+MT5 = ENCODERS["mt5"] = replace(
     T5,
     defaults={**T5.defaults, V: 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6}
     | {"feed_forward_proj": "gated-gelu"},
 )
-_BIASED = (replace(each, layer=(*each.layer, *each.first), first=()) for each in T5.towers)
-UMT5 = replace(MT5, towers=tuple(_BIASED))
+_BIASED = (replace(tower, layer=(*tower.layer, *tower.first), first=()) for tower in T5.towers)
+ENCODERS["umt5"] = replace(MT5, towers=tuple(_BIASED))
 
 
 def _sides(**numbers: int) -> dict[str, int]:
@@ -342,7 +426,7 @@ def _bart(
     key_bias: bool = True, logits_bias: bool = True, **defaults: Any,
 ) -> EncoderFamily:
     """Return a family like BART; its towers have `before` and `after` around their layers."""
-    attention: Parts = (linear(D, D, count=3), linear(D, D, key_bias), norm(D))
+    attention: Parts = (linear(D, D, count=3), linear(D, D, bias=key_bias), norm(D))
 
     def tower(side: str, attentions: int, source: int | None) -> Layers:
         inner = f"{side}_ffn_dim"
@@ -352,7 +436,7 @@ def _bart(
             activation="activation_function", source=source, build=build,
         )
 
-    untied = table(V, D, UNTIED)
+    untied = table(V, D, when=UNTIED)
     biases = (buffer(V, width=0),) if logits_bias else ()
     return EncoderFamily(
         towers=(tower("encoder", 1, None), tower("decoder", 2, 0)),
@@ -373,20 +457,23 @@ _LABELLED = {
     "ForSequenceClassification": _sequence_head(linear(D, D), size=D),
     "ForQuestionAnswering": Head((linear(2, D),), 2),
 }
-BART = replace(
+BART = ENCODERS["bart"] = replace(
     BART, classes={**BART.classes, **_LABELLED}, defaults={**BART.defaults, "num_labels": 3}
 )
-MBART = _bart((table(f"{P}+2", D), norm(D)), (norm(D),), replace(PRE_NORM, **_KEPT))
-PEGASUS = _bart((table(P, D),), (norm(D),), replace(PRE_NORM, positions=True))
-M2M_100 = _bart(
+ENCODERS["mbart"] = replace(
+    _bart((table(f"{P}+2", D), norm(D)), (norm(D),), replace(PRE_NORM, **_KEPT)),
+    classes=BART.classes,
+)
+ENCODERS["pegasus"] = _bart((table(P, D),), (norm(D),), replace(PRE_NORM, positions=True))
+ENCODERS["m2m_100"] = _bart(
     (buffer(f"{P}+2", D, width=0),), (norm(D),), replace(PRE_NORM, **_KEPT),
     logits_bias=False, vocab_size=128112,
 )
-MARIAN = _bart(
+ENCODERS["marian"] = _bart(
     (table(P, D),), (), replace(POST_NORM, positions=True), "MTModel", vocab_size=58101
 )
 _WHISPER = _bart((), (norm(D),), PRE_NORM, key_bias=False)
-WHISPER = replace(
+ENCODERS["whisper"] = replace(
     _WHISPER,
     towers=(
         replace(
@@ -400,10 +487,10 @@ WHISPER = replace(
     before=(),
     classes={
         "Model": Head(),
-        "ForConditionalGeneration": Head((table(V, D, UNTIED),), V, "new token"),
+        "ForConditionalGeneration": Head((table(V, D, when=UNTIED),), V, "new token"),
         "ForAudioClassification": Head(
             (linear("classifier_proj_size", D), linear(LABELS, "classifier_proj_size"),
-             vector("encoder_layers+1", "use_weighted_layer_sum")),
+             vector("encoder_layers+1", when="use_weighted_layer_sum")),
             LABELS, "sequence", towers=(0,),
         ),
     },
@@ -436,7 +523,7 @@ def _pixels(config: Any) -> int:
 
 _PICTURES: dict[str, Callable[[Any], Any]] = {"patches": _patches, "pixels": _pixels}
 _PICTURE = {**_BASE, "num_channels": 3, "image_size": 224, "patch_size": 16, "hidden_act": "gelu"}
-_QKV = (linear(H, H, "qkv_bias", count=3), linear(H, H))
+_QKV = (linear(H, H, bias="qkv_bias", count=3), linear(H, H))
 
 
 def _vit(*tokens: ModelPart) -> EncoderFamily:
@@ -459,17 +546,17 @@ def _vit(*tokens: ModelPart) -> EncoderFamily:
     )
 
 
-VIT = _vit(vector(H))
+ENCODERS["vit"] = _vit(vector(H))
+_DEIT = _vit(vector(H), vector(H))
 _TAUGHT = {"ForImageClassificationWithTeacher": _sequence_head(linear(LABELS, H))}
-DEIT = _vit(vector(H), vector(H))
-DEIT = replace(DEIT, classes={**DEIT.classes, **_TAUGHT})
+ENCODERS["deit"] = replace(_DEIT, classes={**_DEIT.classes, **_TAUGHT})
 _DINOV2 = Layers(
     (*_QKV, norm(H), linear("into", H), linear(H, "inner"), norm(H), vector(H), vector(H)),
-    (vector(H), vector(H, "use_mask_token"), table("patches+1", H), linear(H, "pixels")),
+    (vector(H), vector(H, when="use_mask_token"), table("patches+1", H), linear(H, "pixels")),
     (norm(H),),
     intermediate="inner", gated="use_swiglu_ffn", tokens="patches+1", build=PRE_NORM,
 )
-DINOV2 = EncoderFamily(
+DINOV2 = ENCODERS["dinov2"] = EncoderFamily(
     towers=(_DINOV2,),
     classes={"Model": Head(), "ForImageClassification": _sequence_head(size="2*hidden_size")},
     defaults={**_PICTURE, "patch_size": 14, "qkv_bias": True, "mlp_ratio": 4}
@@ -481,7 +568,7 @@ DINOV2 = EncoderFamily(
     },
     longest=0,
 )
-DINOV2_WITH_REGISTERS = replace(
+ENCODERS["dinov2_with_registers"] = replace(
     DINOV2,
     towers=(replace(
         _DINOV2,
@@ -504,14 +591,14 @@ def _dinov2_network(config: Any) -> tuple[int, int]:
 
 _PROJECTION = Head((linear("projection_dim", H, bias=False),))
 _TEXT_TOWER = Layers(LAYER, (table(V, H), table(P, H), buffer(P)), (norm(H),), build=PRE_NORM)
-CLIP_TEXT = EncoderFamily(
+ENCODERS["clip_text_model"] = EncoderFamily(
     towers=(_TEXT_TOWER,),
     classes={"TextModel": Head(), "TextModelWithProjection": _PROJECTION},
     usual="TextModel",
     defaults={**_BASE, V: 49408, P: 77, H: 512, INNER: 2048, "num_attention_heads": 8}
     | {"projection_dim": 512, "hidden_act": "quick_gelu"},
 )
-CLIP_VISION = EncoderFamily(
+ENCODERS["clip_vision_model"] = EncoderFamily(
     towers=(Layers(
         LAYER,
         (vector(H), linear(H, "pixels", bias=False), table("patches+1", H), norm(H),
@@ -526,9 +613,8 @@ CLIP_VISION = EncoderFamily(
     longest=0,
 )
 _TEXT_SIZE, _PICTURE_SIZE = "text_config.hidden_size", "vision_config.hidden_size"
-_POOLS = "vision_use_head"
 _CLASSIFIED = replace(_sequence_head(size=_PICTURE_SIZE), towers=(1,))
-CLIP = EncoderFamily(
+ENCODERS["clip"] = EncoderFamily(
     members={"text_config": "clip_text_model", "vision_config": "clip_vision_model"},
     classes={
         "Model": Head((
@@ -540,63 +626,32 @@ CLIP = EncoderFamily(
     defaults={"projection_dim": 512},
     longest=f"text_config.{P}",
 )
-SIGLIP_TEXT = EncoderFamily(
+ENCODERS["siglip_text_model"] = EncoderFamily(
     towers=(replace(_TEXT_TOWER, after=(norm(H), linear("projection_size", H))),),
     classes={"TextModel": Head()},
     usual="TextModel",
     defaults={**_BASE, V: 32000, P: 64, "hidden_act": "gelu_pytorch_tanh"},
     otherwise={"projection_size": H},
 )
-SIGLIP_VISION = EncoderFamily(
+_POOLING = (
+    vector(H), linear("4*hidden_size", H), norm(H), linear(INNER, H), linear(H, INNER)
+)
+ENCODERS["siglip_vision_model"] = EncoderFamily(
     towers=(Layers(
         LAYER,
         (linear(H, "pixels"), table("patches", H), buffer("patches")),
-        (norm(H), vector(H, _POOLS), linear("4*hidden_size", H, when=_POOLS), norm(H, when=_POOLS),
-         linear(INNER, H, when=_POOLS), linear(H, INNER, when=_POOLS)),
+        (norm(H), *(replace(part, when="vision_use_head") for part in _POOLING)),
         tokens="patches", build=PRE_NORM,
     ),),
     classes={"VisionModel": Head()},
     usual="VisionModel",
-    defaults={**_PICTURE, "hidden_act": "gelu_pytorch_tanh", _POOLS: True},
+    defaults={**_PICTURE, "hidden_act": "gelu_pytorch_tanh", "vision_use_head": True},
     derived=_PICTURES,
     longest=0,
 )
-SIGLIP = EncoderFamily(
+ENCODERS["siglip"] = EncoderFamily(
     members={"text_config": "siglip_text_model", "vision_config": "siglip_vision_model"},
     classes={"Model": Head((vector(2),)), "ForImageClassification": _CLASSIFIED},
     longest=f"text_config.{P}",
 )
-
-ENCODERS: dict[str, EncoderFamily] = {
-    "bert": BERT,
-    "roberta": replace(ROBERTA, defaults={**_TEXT, V: 50265}),
-    "xlm-roberta": ROBERTA,
-    "camembert": ROBERTA,
-    "distilbert": DISTILBERT,
-    "electra": ELECTRA,
-    "albert": ALBERT,
-    "mpnet": MPNET,
-    "deberta": DEBERTA,
-    "deberta-v2": DEBERTA_V2,
-    "modernbert": MODERNBERT,
-    "t5": T5,
-    "mt5": MT5,
-    "umt5": UMT5,
-    "bart": BART,
-    "mbart": replace(MBART, classes=BART.classes),
-    "pegasus": PEGASUS,
-    "marian": MARIAN,
-    "m2m_100": M2M_100,
-    "whisper": WHISPER,
-    "vit": VIT,
-    "deit": DEIT,
-    "dinov2": DINOV2,
-    "dinov2_with_registers": DINOV2_WITH_REGISTERS,
-    "clip": CLIP,
-    "clip_text_model": CLIP_TEXT,
-    "clip_vision_model": CLIP_VISION,
-    "siglip": SIGLIP,
-    "siglip_text_model": SIGLIP_TEXT,
-    "siglip_vision_model": SIGLIP_VISION,
-}
 # fmt: on

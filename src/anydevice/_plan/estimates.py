@@ -86,11 +86,6 @@ class Overhead(Record):
         return self.context + self.workspace + self.rounding + self.idle
 
 
-def overhead_of(rounded: int, cache: int, activations: int) -> Overhead:
-    """Return the overhead of a model; `rounded` are the bytes that whole blocks add to weights."""
-    return Overhead(CONTEXT, WORKSPACE, rounded, idle_bytes(cache, activations))
-
-
 def plannable(size: int) -> int:
     """Return the largest estimate with which a model runs in `size` bytes.
 
@@ -198,12 +193,14 @@ class RenderedPlan(Record):
         raise no_pages("save_html")
 
 
-def part_lines(estimate: Record, names: Sequence[str]) -> list[str]:
-    """Return a line for each part of an estimate: its name and its size."""
-    return [
-        f"  {name.replace('_', '-'):<12} {format_size(getattr(estimate, name)):>10}"
-        for name in names
-    ]
+def part_sizes(estimate: Record, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the name and the size of each part of an estimate, as text."""
+    return [(name.replace("_", "-"), format_size(getattr(estimate, name))) for name in names]
+
+
+def part_lines(estimate: Record, names: Sequence[str], column: int = 12) -> list[str]:
+    """Return a line for each part of an estimate; sizes begin behind `column`."""
+    return [f"  {name:<{column}} {size:>10}" for name, size in part_sizes(estimate, names)]
 
 
 def estimate_inference(
@@ -245,11 +242,13 @@ def estimate_inference(
     dimensions, and `TransferError` for invalid safetensors files.
     """
     batch = integer("batch", batch)
-    asked = None if context is None else integer("context", context)
+    requested = None if context is None else integer("context", context)
     prefill = None if prefill is None else integer("prefill", prefill)
     shape = shape_of(model, dtype=dtype, **numbers)
     context = (
-        shape.fixed_context or asked or min(USUAL_CONTEXT, shape.longest_context or USUAL_CONTEXT)
+        shape.fixed_context
+        or requested
+        or min(USUAL_CONTEXT, shape.longest_context or USUAL_CONTEXT)
     )
     # Weights of fewer bits are widened where they are computed with.
     computed = shape.dtype if as_dtype(shape.dtype).itemsize > 1 else USUAL_DTYPE
@@ -268,12 +267,13 @@ def estimate_inference(
         # allocator that takes the smallest block that is large enough leaves these whole.
         recurring = max([size for name, size in peaks[0].items() if name != SCORES])
     kv_cache = sum(shape.kv_bytes(context, batch, cache))
-    overheads = overhead_of(shape.rounding, kv_cache, min(recurring, activations))
+    idle = idle_bytes(kv_cache, min(recurring, activations))
+    overheads = Overhead(CONTEXT, WORKSPACE, shape.rounding, idle)
     assumed, longest = shape.assumed, shape.longest_context
     if longest is not None and context > longest:
         note = f"the context of {context} tokens is beyond the model's longest, {longest}"
         assumed = (*assumed, note)
-    if asked not in (None, context):
+    if requested not in (None, context):
         note = f"what it reads is always {context} tokens long: the context changes nothing"
         assumed = (*assumed, note)
     return MemoryEstimate(

@@ -208,18 +208,10 @@ _SPARSE = {"mlp_only_layers": None, "decoder_sparse_step": 1}
 _LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "v_head_dim": 128}
 _LATENT |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
 _YARN: dict[str, Any] = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0}
-_LIKE_MISTRAL: dict[str, Any] = {
-    "rope_theta": 1e6,
-    "factor": 16.0,
-    "original_max_position_embeddings": 16384,
-}
-_LIKE_MISTRAL |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, **_YARN}
-_LIKE_GPT_OSS: dict[str, Any] = {
-    "factor": 32.0,
-    "truncate": False,
-    "original_max_position_embeddings": 4096,
-}
-_LIKE_GPT_OSS |= {"rope_theta": 150000.0, **_YARN}
+_MISTRAL_ROPE = {**_YARN, "rope_theta": 1e6, "factor": 16.0, "llama_4_scaling_beta": 0.1}
+_MISTRAL_ROPE |= {"original_max_position_embeddings": 16384, "mscale": 1.0, "mscale_all_dim": 1.0}
+_GPT_OSS_ROPE = {**_YARN, "rope_theta": 150000.0, "factor": 32.0, "truncate": False}
+_GPT_OSS_ROPE |= {"original_max_position_embeddings": 4096}
 _WHOLE = {"sliding_window": None}
 _ONE_WAY = {"use_bidirectional_attention": False}
 _NO_WINDOWS = {"use_sliding_window": False}
@@ -267,7 +259,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
     ),
     "ministral3": ModelFamily(
         **_biases(False),
-        defaults={"num_key_value_heads": 8, "head_dim": 128, "rope_parameters": _LIKE_MISTRAL}
+        defaults={"num_key_value_heads": 8, "head_dim": 128, "rope_parameters": _MISTRAL_ROPE}
         | _WIDE,
         forward=ForwardSpec(position_scale=True),
     ),
@@ -395,7 +387,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         sinks=True,
         defaults={"attention_bias": True, "head_dim": 64, "num_key_value_heads": 8}
         | {"sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4}
-        | {"rope_theta": 150000.0, "rope_parameters": _LIKE_GPT_OSS, **_WIDE},
+        | {"rope_theta": 150000.0, "rope_parameters": _GPT_OSS_ROPE, **_WIDE},
         forward=ForwardSpec(routing="top_k", clipped=True),
     ),
     "deepseek_v2": ModelFamily(

@@ -564,7 +564,7 @@ def plan_inference(
     alone = placements[0].device if len(placements) == 1 else None
     settled = alone is not None and alone.kind != "cpu"
     preferred = () if settled else groups[: assignment.number]
-    others = _alternatives(request, preferred)
+    others = request.alternatives(preferred)
     return Plan(True, alone, placements, estimate, others, notes=notes)
 
 
@@ -615,7 +615,7 @@ def _does_not_fit(
         None,
         _placements(layered, group, ranges.values()),
         request.estimate.on_cpu() if only_cpu else request.estimate,
-        _alternatives(request, groups),
+        request.alternatives(groups),
         rest.weights + rest.kv_cache + rest.logits,
         notes,
     )
@@ -642,66 +642,59 @@ class _Request(Record):
     estimate: MemoryEstimate
     in_half: Callable[[], ModelShape] | None
 
+    def alternatives(self, groups: Sequence[DeviceGroup]) -> tuple[Alternative, ...]:
+        """Return the single changes with which the model would fit one of the groups.
 
-def _alternatives(request: _Request, groups: Sequence[DeviceGroup]) -> tuple[Alternative, ...]:
-    """Return the single changes with which the model would fit one of the groups.
+        The largest smaller context and batch; a smaller dtype for the cache; 16 bits for the
+        weights, else layers with the mildest quantization that fits.
+        """
+        if not groups:
+            return ()
+        estimate, cache = self.estimate, None
+        if estimate.kv_cache and DTYPES[estimate.kv_dtype].bits > DTYPES[_SMALL_CACHE].bits:
+            cache = self._change(groups, "kv_dtype", _SMALL_CACHE)
+        fewer = (self._fewer(groups, "context"), self._fewer(groups, "batch"))
+        return tuple(change for change in (*fewer, cache, self._narrower(groups)) if change)
 
-    The largest smaller context and batch; a smaller dtype for the cache; 16 bits for the weights,
-    else layers with the mildest quantization that fits.
-    """
-    if not groups:
-        return ()
-    estimate, cache = request.estimate, None
-    if estimate.kv_cache and DTYPES[estimate.kv_dtype].bits > DTYPES[_SMALL_CACHE].bits:
-        cache = _alternative(request.shape, estimate, "kv_dtype", _SMALL_CACHE, groups)
-    fewer = (_fewer(request, "context", groups), _fewer(request, "batch", groups))
-    return tuple(change for change in (*fewer, cache, _narrower(request, groups)) if change)
+    def _fewer(
+        self, groups: Sequence[DeviceGroup], change: Literal["context", "batch"]
+    ) -> Alternative | None:
+        changed = partial(self._change, groups, change)
+        smaller = range(1, getattr(self.estimate, change))
+        fitting = bisect_right(smaller, False, key=lambda number: changed(number) is None)
+        return changed(smaller[fitting - 1]) if fitting else None
 
+    def _narrower(self, groups: Sequence[DeviceGroup]) -> Alternative | None:
+        """Return the widest narrower weights that fit; a quantized model stays as it is."""
+        bits, change = DTYPES[self.shape.dtype].bits, None
+        if self.shape.quantization is not None:
+            return None
+        if self.in_half is not None and bits > DTYPES[_HALF].bits:
+            change = self._change(groups, "dtype", _HALF, self.in_half())
+        for name, fewer in QUANTIZED.items():
+            if change is None and fewer < bits:
+                change = self._change(groups, "quantization", name, quantized(self.shape, name))
+        return change
 
-def _fewer(
-    request: _Request, change: Literal["context", "batch"], groups: Sequence[DeviceGroup]
-) -> Alternative | None:
-    def changed(number: int) -> Alternative | None:
-        return _alternative(request.shape, request.estimate, change, number, groups)
-
-    smaller = range(1, getattr(request.estimate, change))
-    fitting = bisect_right(smaller, False, key=lambda number: changed(number) is None)
-    return changed(smaller[fitting - 1]) if fitting else None
-
-
-def _narrower(request: _Request, groups: Sequence[DeviceGroup]) -> Alternative | None:
-    """Return the widest narrower weights that fit; a quantized model stays as it is."""
-    shape, estimate = request.shape, request.estimate
-    bits = DTYPES[shape.dtype].bits
-    if shape.quantization is not None:
-        return None
-    change = None
-    if request.in_half is not None and bits > DTYPES[_HALF].bits:
-        change = _alternative(request.in_half(), estimate, "dtype", _HALF, groups)
-    for name, fewer in QUANTIZED.items():
-        if change is None and fewer < bits:
-            change = _alternative(quantized(shape, name), estimate, "quantization", name, groups)
-    return change
-
-
-def _alternative(
-    shape: ModelShape,
-    estimate: MemoryEstimate,
-    change: Change,
-    value: int | str,
-    groups: Sequence[DeviceGroup],
-) -> Alternative | None:
-    options = {
-        name: getattr(estimate, name) for name in ("context", "batch", "kv_dtype", "prefill")
-    }
-    if change in options:
-        options[change] = value
-    changed = estimate_inference(shape, **options)
-    assignment = assign(LayeredModel.of(shape, changed), groups, evenly=False)
-    if assignment is None:
-        return None
-    total = (changed.on_cpu() if assignment.only_cpu else changed).total
-    return Alternative(change, value, assignment.devices, total)
+    def _change(
+        self,
+        groups: Sequence[DeviceGroup],
+        change: Change,
+        value: int | str,
+        shape: ModelShape | None = None,
+    ) -> Alternative | None:
+        """Return the alternative if it fits; `shape` is that of other weights."""
+        names = ("context", "batch", "kv_dtype", "prefill")
+        options = {name: getattr(self.estimate, name) for name in names}
+        if change in options:
+            options[change] = value
+        shape = shape or self.shape
+        changed = estimate_inference(shape, **options)
+        assignment = assign(LayeredModel.of(shape, changed), groups, evenly=False)
+        if assignment is None:
+            return None
+        total = (changed.on_cpu() if assignment.only_cpu else changed).total
+        return Alternative(change, value, assignment.devices, total)
 
 
 _TORCH_NAMES = {"rocm": "cuda", "metal": "mps"}

@@ -268,7 +268,7 @@ def quantized(shape: ModelShape, name: str) -> ModelShape:
         )
     bits = QUANTIZED[name]
     pairs = zip(shape.layer_weights, shape.layer_bytes, strict=True)
-    layers = tuple(min(held, int(weights * bits / 8)) for weights, held in pairs)
+    layers = tuple(min(size, int(weights * bits / 8)) for weights, size in pairs)
     note = f"layers quantized to {name} are counted with {bits:g} bits a weight, scales included"
     changed = replace(shape, layer_bytes=layers, quantization=name, rounding=0, exact=False)
     return replace(changed, assumed=(*shape.assumed, note))

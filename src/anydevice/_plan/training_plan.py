@@ -1,5 +1,9 @@
 """Plans of trainings on clusters: whether one fits, by which strategy, how fast, and how long.
 
+Weights, gradients and the optimizer's state are in 32 bits, products in 16. The strategy decides
+which part of them a card holds; activations follow from its micro-batch; buffers of communication
+hold the gathered weights of a layer and the gradients to reduce.
+
 A micro-batch takes the FLOPs of its products and of attention at the rates that are reached, and
 the bytes that all other operations move through the card's memory. Beside it, weights are gathered
 and gradients reduced, over the links of a node or the network between nodes, and a part of that is
@@ -12,25 +16,214 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from anydevice._core.record import Record, replace
 from anydevice._core.text import shortened
-from anydevice._plan.card_memory import (
-    HALF,
-    CardMemory,
-    Recompute,
-    Strategy,
-    TrainingRun,
-    card_memory,
-    saved_elements,
-)
 from anydevice._plan.cards import Cluster, cluster_of
-from anydevice._plan.estimates import RenderedPlan, plannable
+from anydevice._plan.estimates import CONTEXT, FLOAT32, WORKSPACE, RenderedPlan, plannable
 from anydevice._plan.families import ModelShape, integer
 from anydevice._plan.model import shape_of
 from anydevice._plan.training import OPTIMIZERS
 from anydevice.errors import ConfigurationError
+
+Strategy = Literal["replicate", "shard_gradients", "shard"]
+Recompute = Literal["none", "selective", "full"]
+
+HALF = 2
+IDLE = 0.09
+"""The share of a card's tensors that the allocator holds beside them, rounded up or idle.
+
+The peaks that torchtitan publishes (reserved bytes) are 1 to 20 % above the sum of the tensors that
+are counted here; with this share all of them are within 10 %.
+"""
+
+KEPT = 0.5
+"""The share of `IDLE` that a full card still holds: the allocator gives the rest back first.
+
+With all of it, 28 of the 216 runs that llm-foundry publishes would not have fit; with half, two.
+"""
+
+COMMUNICATORS = 2**30
+"""Bytes of the libraries' own buffers for communication, outside of the allocator."""
+
+PLAIN_LOSS, FUSED_LOSS, SPLIT_LOSS = 3 * FLOAT32, 2 * HALF, 4 * FLOAT32
+"""Bytes of a logit at the loss: its logarithm and two gradients in 32 bits; itself and its gradient
+in 16 where loss and cast are one kernel; one copy more where the vocabulary is split."""
+
+
+class TrainingRun(Record):
+    """How a model is trained on a cluster.
+
+    `micro_batch` sequences of `context` tokens are what a card computes at a time, `accumulate`
+    times for each step of the optimizer. A card of a "replicate" holds all of the model; with
+    "shard_gradients" its part of gradients and optimizer, and with "shard" its part of the weights
+    too. `recompute` says what is computed again in the backward pass: nothing, every second product
+    ("selective"), or each layer ("full").
+
+    `fused_loss` is a loss without copies of the logits in 32 bits, `compiled` a model whose layers
+    keep only what the backward pass needs, `float8` products in 8 bits, `reduced` the bytes in
+    which a gradient is reduced. `tensor`, `pipeline` and `sequence` are the numbers of cards over
+    which each product, the layers, and each sequence are split.
+    """
+
+    context: int
+    micro_batch: int = 1
+    strategy: Strategy = "shard"
+    recompute: Recompute = "none"
+    accumulate: int = 1
+    optimizer: str = "adamw"
+    fused_loss: bool = False
+    compiled: bool = False
+    float8: bool = False
+    reduced: int = FLOAT32
+    tensor: int = 1
+    pipeline: int = 1
+    sequence: int = 1
+
+    @property
+    def rows(self) -> int:
+        """The tokens that a card computes at a time."""
+        return self.micro_batch * self.context // self.sequence
+
+
+class CardMemory(Record):
+    """The bytes that a card needs, part by part.
+
+    `overhead` is what a process takes beside its tensors: the driver's context, workspaces, the
+    communicators, and what the allocator holds idle.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    communication: int
+    overhead: int
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts."""
+        return sum(getattr(self, name) for name in self._fields)
+
+    @property
+    def allocated(self) -> int:
+        """The bytes that PyTorch's allocator reserves at the peak, if it has room."""
+        return int((1 + IDLE) * (self.total - self.overhead)) + WORKSPACE
+
+
+def card_memory(shape: ModelShape, run: TrainingRun, cluster: Cluster) -> CardMemory:
+    """Return the memory that a card needs at the peak of a training step.
+
+    >>> from anydevice._plan.cards import cluster_of
+    >>> from anydevice._plan.model import shape_of
+    >>> shape = shape_of(layers=32, hidden=4096, intermediate=11008, heads=32, vocabulary=32000)
+    >>> sixteen, eight = cluster_of("16xH100"), cluster_of("8xH100")
+    >>> run = TrainingRun(context=4096)
+    >>> halved = card_memory(shape, run, sixteen).weights / card_memory(shape, run, eight).weights
+    >>> halved
+    0.5
+    """
+    parameters = _stage(shape, run)
+    ways = max(1, cluster.cards // (run.tensor * run.pipeline))
+    sharded = parameters if run.strategy == "replicate" else -(-parameters // ways)
+    state = OPTIMIZERS[run.optimizer].state_bytes(sharded, FLOAT32)
+    tensors = {
+        "weights": FLOAT32 * sharded,
+        "gradients": FLOAT32 * sharded,
+        "optimizer": state,
+        "activations": _activations(shape, run),
+        "communication": _communication_bytes(shape, run, cluster.cards > 1),
+    }
+    fixed = CONTEXT + WORKSPACE + (COMMUNICATORS if cluster.cards > 1 else 0)
+    overhead = fixed + int(KEPT * IDLE * sum(tensors.values()))
+    return CardMemory(**tensors, overhead=overhead)
+
+
+def _stage(shape: ModelShape, run: TrainingRun) -> int:
+    """Return the parameters of one stage of the pipeline on one card of a split product."""
+    layers = max(shape.layer_weights) * -(-shape.layers // run.pipeline)
+    if run.pipeline == 1:
+        return shape.parameters // run.tensor
+    outside = max(shape.embedding_parameters, shape.head_parameters) + shape.other_parameters
+    return (layers + outside) // run.tensor
+
+
+def _communication_bytes(shape: ModelShape, run: TrainingRun, several: bool) -> int:
+    """Return the bytes of gathered weights in 16 bits, their buffer, and gradients to reduce.
+
+    Embedding and head are gathered as one, before the first layer, and layers one ahead. A
+    pipeline keeps its stage gathered, and its gradients whole until the last micro-batch.
+    """
+    parameters = _stage(shape, run)
+    if run.strategy == "replicate":
+        return (HALF + run.reduced * several) * parameters  # casts, and the buckets of gradients
+    if run.pipeline > 1:
+        return (HALF + run.reduced) * parameters
+    outside = shape.embedding_parameters + shape.head_parameters + shape.other_parameters
+    part = (outside + max(shape.layer_weights)) // run.tensor
+    if run.strategy == "shard_gradients":
+        return HALF * parameters + (HALF + run.reduced) * part
+    return (2 * HALF + run.reduced) * part
+
+
+def _activations(shape: ModelShape, run: TrainingRun) -> int:
+    """Return the bytes saved for the backward pass, and the largest temporary ones beside them.
+
+    A stage of a pipeline holds as many micro-batches as there are stages from it to the last one,
+    which has the loss.
+    """
+    elements = saved_elements(shape, run.recompute, run.compiled)
+    sums = FLOAT32 * shape.heads if run.recompute != "full" else 0
+    layer_bytes = run.rows * (HALF * elements + sums) // run.tensor
+    kept = -(-shape.layers // run.pipeline) * layer_bytes
+    working, loss = _working(shape, run), _loss(shape, run)
+    first = run.pipeline * kept + working
+    return max(first, kept + max(working, loss))
+
+
+def saved_elements(shape: ModelShape, recompute: Recompute, compiled: bool = False) -> int:
+    """Return the elements that one layer saves of a token.
+
+    All of them: the stream before attention and network, both after their norm, queries, keys and
+    values, what attention gives, and the network's inside. Of every second product: the stream,
+    queries, values, attention, and the first half of the network (its output too where nothing
+    is compiled that knows it is not needed).
+    """
+    stream, queries, keys = shape.hidden, shape.heads * shape.head_size, shape.key_elements
+    inner = _inner(shape)
+    if recompute == "full":
+        return stream
+    if recompute == "selective":
+        return 2 * stream + 2 * queries + keys + inner - (stream if compiled else 0)
+    inside = (3 if compiled else 4) if shape.build.gated else 2
+    norms = 0 if compiled else 2 * stream
+    return 2 * stream + norms + 2 * queries + 2 * keys + inside * inner
+
+
+def _inner(shape: ModelShape) -> int:
+    """Return the width of the network that one token passes."""
+    experts = shape.experts
+    if experts is None:
+        return shape.intermediate
+    return experts.per_token * experts.intermediate + experts.shared
+
+
+def _working(shape: ModelShape, run: TrainingRun) -> int:
+    """Return the bytes of a layer in its backward pass: recomputed tensors and gradients."""
+    again = 0
+    if run.recompute != "none":
+        again = saved_elements(shape, "none") - saved_elements(shape, run.recompute)
+    inside = 2 * _inner(shape) + 2 * shape.hidden
+    gathered = 2 * shape.hidden if run.tensor > 1 else 0
+    return HALF * run.rows * ((again + inside) // run.tensor + gathered)
+
+
+def _loss(shape: ModelShape, run: TrainingRun) -> int:
+    """Return the bytes of all logits, their gradients, and the gathered input of a split head."""
+    each = FUSED_LOSS if run.fused_loss else SPLIT_LOSS if run.tensor > 1 else PLAIN_LOSS
+    gathered = HALF * shape.hidden if run.tensor > 1 else 0
+    return run.rows * (each * shape.outputs // run.tensor + gathered)
 
 
 class Constants(Record):
@@ -48,38 +241,23 @@ class Constants(Record):
     are, `compiled` the share of the traffic that compiled layers have left.
     """
 
-    a100_products: float
-    h100_products: float
-    a100_attention: float
-    h100_attention: float
-    few_tokens: float
-    traffic: float
-    loss_traffic: float
-    update_traffic: float
-    link: float
-    network: float
-    hop: float
-    overlap: float
-    float8: float
-    compiled: float
+    a100_products: float = 0.889
+    h100_products: float = 0.75
+    a100_attention: float = 0.316
+    h100_attention: float = 0.178
+    few_tokens: float = 1210
+    traffic: float = 8.28
+    loss_traffic: float = 38.3
+    update_traffic: float = 193
+    link: float = 0.763
+    network: float = 0.608
+    hop: float = 5.04
+    overlap: float = 0.803
+    float8: float = 1.54
+    compiled: float = 0.4
 
 
-FITTED = Constants(
-    a100_products=0.889,
-    h100_products=0.75,
-    a100_attention=0.316,
-    h100_attention=0.178,
-    few_tokens=1210,
-    traffic=8.28,
-    loss_traffic=38.3,
-    update_traffic=193,
-    link=0.763,
-    network=0.608,
-    hop=5.04,
-    overlap=0.803,
-    float8=1.54,
-    compiled=0.4,
-)
+FITTED = Constants()
 """Fitted to the 189 runs on 8 to 64 cards of llm-foundry's table by `bench/plan_training.py`.
 
 They are those of layers that are not compiled, and of the attention kernels of 2023; `compiled` is
@@ -131,16 +309,16 @@ def step_time(
     h100 = card.like == "h100"
     share = constants.h100_products if h100 else constants.a100_products
     share *= run.rows / (run.rows + constants.few_tokens) * (constants.float8 if run.float8 else 1)
-    seen = constants.h100_attention if h100 else constants.a100_attention
+    attention_share = constants.h100_attention if h100 else constants.a100_attention
     products = times * _product_flops(shape, run) / (card.flops * share)
-    attention = times * _attention_flops(shape, run) / (card.flops * seen)
+    attention = times * _attention_flops(shape, run) / (card.flops * attention_share)
     traffic = times * _traffic(shape, run, constants) / card.bandwidth
     computing = products + attention + traffic
-    moving, waiting = _communication(shape, run, cluster, constants)
+    moving, waiting = _communication_seconds(shape, run, cluster, constants)
     longer, shorter = max(computing, moving), min(computing, moving)
     exposed = longer + (1 - constants.overlap) * shorter - computing + waiting
-    held = shape.parameters if run.strategy == "replicate" else shape.parameters / cluster.cards
-    update = held * constants.update_traffic / card.bandwidth
+    updated = shape.parameters if run.strategy == "replicate" else shape.parameters / cluster.cards
+    update = updated * constants.update_traffic / card.bandwidth
     return StepTime(products, attention, traffic, moving + waiting, exposed, update)
 
 
@@ -173,8 +351,8 @@ def _attention_flops(shape: ModelShape, run: TrainingRun) -> float:
     """Return the FLOPs of the causal half; the backward pass computes the scores again."""
     again = 1 if run.recompute == "full" else 0
     width = 2.0 * shape.heads * shape.head_size
-    seen = sum(min(window or run.context, run.context) for window in shape.windows)
-    return run.rows * (3.5 + again) * width * seen
+    attended = sum(min(window or run.context, run.context) for window in shape.windows)
+    return run.rows * (3.5 + again) * width * attended
 
 
 def _traffic(shape: ModelShape, run: TrainingRun, constants: Constants) -> float:
@@ -184,7 +362,7 @@ def _traffic(shape: ModelShape, run: TrainingRun, constants: Constants) -> float
     return run.rows * (layers + shape.outputs * constants.loss_traffic)
 
 
-def _communication(
+def _communication_seconds(
     shape: ModelShape, run: TrainingRun, cluster: Cluster, constants: Constants
 ) -> tuple[float, float]:
     """Return the seconds of a step in which tensors move, and in which rings wait."""
@@ -431,7 +609,7 @@ def _best(
         return min(runs, key=needs), False
     rates = [rate(run) for run in fitting]
     enough = max(rates) * (_AS_FAST if cluster.card.like else 1)
-    return next(run for run, each in zip(fitting, rates, strict=True) if each >= enough), True
+    return next(run for run, speed in zip(fitting, rates, strict=True) if speed >= enough), True
 
 
 def _enough(shape: ModelShape, cluster: Cluster, start: TrainingRun, ways: _Ways) -> Cluster | None:

@@ -11,7 +11,7 @@
    bounds (IBP and CROWN); `neurons.py` splits ReLUs (β-CROWN); `lemmas.py` bounds neurons better;
    `attack.py` looks for counterexamples (PGD). `machines.py` is where they compute.
 4. `checking/`: the certificate is checked, with NumPy alone and none of the code above.
-5. `outcome.py`: the result as data. `claims.py` attaches a proof to a model.
+5. `claims.py` attaches the proof to a model.
 
 `certified.py` is a loss that trains models whose robustness can be proved.
 """

@@ -58,9 +58,10 @@ class LoweredModel(Record):
     dropped: str = ""
 
 
-class SumError(TypedDict, total=False):
-    """The error of a node's sum, as a `Node` states it; both numbers are 0 by default."""
+class NodeOptions(TypedDict, total=False):
+    """The function of a node, and the error of its sum, as a `Node` has them; 0 by default."""
 
+    function: str
     roundings: int
     inexact: float
 
@@ -78,12 +79,7 @@ class Builder:
     # Nodes
 
     def rows(
-        self,
-        cells: Cells,
-        weights: Numbers,
-        bias: Numbers = 0.0,
-        function: str = "",
-        **error: Unpack[SumError],
+        self, cells: Cells, weights: Numbers, bias: Numbers = 0.0, **node: Unpack[NodeOptions]
     ) -> Cells:
         """Add a node with `sum over k of weights[r, k] * cells[r, k], + bias[r]` for each row r.
 
@@ -97,7 +93,15 @@ class Builder:
         self._refuse_nonfinite(weights, offset)
         terms = self._merge(self._terms(cells, weights, size))
         inputs, matrices = tuple([n for n, _ in terms]), tuple([matrix for _, matrix in terms])
-        return self._append(Node(inputs, matrices, offset, function, **error))
+        return self._append(Node(inputs, matrices, offset, **node))
+
+    def sums(
+        self, cells: Cells, weights: Numbers, bias: Numbers = 0.0, **node: Unpack[NodeOptions]
+    ) -> Cells:
+        """Return the sum of `weights * cells` over the last axis, + bias; weights broadcast."""
+        flat = cells.reshape(-1, cells.shape[-1])
+        factors = np.broadcast_to(weights, cells.shape).reshape(flat.shape)
+        return self.rows(flat, factors, bias, **node).reshape(cells.shape[:-1])
 
     def _append(self, node: Node) -> Cells:
         self._nodes.append(node)
@@ -108,17 +112,16 @@ class Builder:
     def function(self, cells: Cells, name: str) -> Cells:
         """Apply an elementwise function, once for each cell."""
         unique, index = np.unique(cells, return_inverse=True)
-        return self.rows(unique[:, None], 1.0, 0.0, name)[index].reshape(cells.shape)
+        return self.rows(unique[:, None], 1.0, function=name)[index].reshape(cells.shape)
 
     def affine(
-        self, cells: Cells, scale: Numbers = 1.0, shift: Numbers = 0.0, **error: Unpack[SumError]
+        self, cells: Cells, scale: Numbers = 1.0, shift: Numbers = 0.0, **node: Unpack[NodeOptions]
     ) -> Cells:
         """Return `scale * cell + shift` for each cell; both broadcast."""
         shape = np.broadcast_shapes(cells.shape, np.shape(scale), np.shape(shift))
-        scales = np.broadcast_to(np.asarray(scale, np.float64), shape).reshape(-1, 1)
-        shifts = np.broadcast_to(np.asarray(shift, np.float64), shape).reshape(-1)
-        column = np.broadcast_to(cells, shape).reshape(-1, 1)
-        return self.rows(column, scales, shifts, **error).reshape(shape)
+        scales, shifts = np.broadcast_to(scale, shape), np.broadcast_to(shift, shape).reshape(-1)
+        column = np.broadcast_to(cells, shape)[..., None]
+        return self.sums(column, scales[..., None], shifts, **node)
 
     def shift(
         self, cells: Cells, shift: Floats, *, roundings: int = 0, inexact: float = 0.0
@@ -141,17 +144,13 @@ class Builder:
         return self._append(node)[columns].reshape(cells.shape)
 
     def combine(
-        self,
-        parts: list[tuple[float, Cells]],
-        function: str = "",
-        shift: float = 0.0,
-        **error: Unpack[SumError],
+        self, parts: list[tuple[float, Cells]], shift: float = 0.0, **node: Unpack[NodeOptions]
     ) -> Cells:
         """Return the sum of tensors times a number each; their shapes broadcast."""
         shape = np.broadcast_shapes(*[cells.shape for _, cells in parts])
-        columns = [np.broadcast_to(cells, shape).reshape(-1) for _, cells in parts]
-        weights = np.broadcast_to([scale for scale, _ in parts], (prod(shape), len(parts)))
-        return self.rows(np.stack(columns, -1), weights, shift, function, **error).reshape(shape)
+        columns = [np.broadcast_to(cells, shape) for _, cells in parts]
+        weights = np.array([scale for scale, _ in parts])
+        return self.sums(np.stack(columns, -1), weights, shift, **node)
 
     def constant(self, values: Floats, inexact: float = 0.0) -> Cells:
         """Return cells that are the same for every input."""
@@ -211,18 +210,14 @@ class Builder:
 
     def total(self, cells: Cells, scale: float = 1.0) -> Cells:
         """Return the sum over the last axis, times a number."""
-        *shape, count = cells.shape
-        total = self.rows(
-            cells.reshape(-1, count),
-            np.full((prod(shape), count), scale),
-            roundings=count if scale == 1.0 else count + 2,
-            inexact=0.0 if frexp(scale)[0] == 0.5 else ROUNDED,
-        )
-        return total.reshape(shape)
+        count, inexact = cells.shape[-1], 0.0 if frexp(scale)[0] == 0.5 else ROUNDED
+        roundings = count if scale == 1.0 else count + 2
+        return self.sums(cells, scale, roundings=roundings, inexact=inexact)
 
     def maximum(self, a: Cells, b: Cells) -> Cells:
         """Return `max(a, b) = b + relu(a - b)`; an execution does not round it."""
-        return self.combine([(1.0, b), (1.0, self.combine([(1.0, a), (-1.0, b)], "relu"))])
+        more = self.combine([(1.0, a), (-1.0, b)], function="relu")
+        return self.combine([(1.0, b), (1.0, more)])
 
     def largest(self, windows: Cells) -> Cells:
         """Return the maximum over the last axis, pair by pair; padding is ignored."""
@@ -240,7 +235,8 @@ class Builder:
 
     def absolute(self, cells: Cells) -> Cells:
         """Return `relu(x) + relu(-x)`."""
-        positive, negative = self.function(cells, "relu"), self.combine([(-1.0, cells)], "relu")
+        positive = self.function(cells, "relu")
+        negative = self.combine([(-1.0, cells)], function="relu")
         return self.combine([(1.0, positive), (1.0, negative)])
 
     def clip(self, cells: Cells, low: float | None, high: float | None) -> Cells:
@@ -249,16 +245,17 @@ class Builder:
         Both limits are `high - relu(high - low - relu(x - low))`, so that intervals stay within.
         """
         if low is not None:
-            above = self.combine([(1.0, cells)], "relu", -low, roundings=rounds(low))
+            above = self.combine([(1.0, cells)], -low, function="relu", roundings=rounds(low))
             if high is None:
-                return above if low == 0 else self.combine([(1.0, above)], "", low)
-            room, lost = high - low, rounds(low) + rounds(high)
-            inexact = ROUNDED if low else 0.0
-            rest = self.combine([(-1.0, above)], "relu", room, roundings=lost, inexact=inexact)
-            return self.combine([(-1.0, rest)], "", high, roundings=rounds(high))
+                return above if low == 0 else self.combine([(1.0, above)], low)
+            room, lost, inexact = high - low, rounds(low) + rounds(high), ROUNDED if low else 0.0
+            rest = self.combine(
+                [(-1.0, above)], room, function="relu", roundings=lost, inexact=inexact
+            )
+            return self.combine([(-1.0, rest)], high, roundings=rounds(high))
         if high is not None:
-            rest = self.combine([(-1.0, cells)], "relu", high, roundings=rounds(high))
-            return self.combine([(-1.0, rest)], "", high)
+            rest = self.combine([(-1.0, cells)], high, function="relu", roundings=rounds(high))
+            return self.combine([(-1.0, rest)], high)
         return cells
 
     def normalize(
@@ -291,15 +288,13 @@ class Builder:
         else:
             both = [self._square_of_sum(a, b, sign) for sign in (1.0, -1.0)]
             squares, signs = np.concatenate(both, -1), np.repeat([0.25, -0.25], terms)
-        flat = squares.reshape(-1, squares.shape[-1])
-        weights = np.broadcast_to(signs, flat.shape)
-        return self.rows(flat, weights, roundings=terms + 1).reshape(a.shape[:-1])
+        return self.sums(squares, signs, roundings=terms + 1)
 
     def _square_of_sum(self, a: Cells, b: Cells, sign: float) -> Cells:
         pairs, index = np.unique(
             np.stack([a.reshape(-1), b.reshape(-1)], -1), axis=0, return_inverse=True
         )
-        squares = self.rows(pairs, np.broadcast_to([1.0, sign], pairs.shape), function="square")
+        squares = self.sums(pairs, np.array([1.0, sign]), function="square")
         return squares[index.reshape(-1)].reshape(a.shape)
 
     def softmax(self, cells: Cells) -> Cells:
@@ -315,11 +310,9 @@ class Builder:
         every = np.repeat(rows, count * count, axis=0)
         parts = np.concatenate([other[:, None], this[:, None], every, every], -1)
         signs = np.concatenate([[1.0, -1.0], np.ones(count), -np.ones(count)])
-        weights = np.broadcast_to(signs, parts.shape)
-        ratios = self.rows(parts, weights, function="exp", roundings=4).reshape(-1, count)
+        ratios = self.sums(parts, signs, function="exp", roundings=4).reshape(*cells.shape, count)
         roundings = count + 16  # of the sum, and of the exponential that it is divided by
-        ones = np.ones(ratios.shape)
-        return self.rows(ratios, ones, 0.0, "reciprocal", roundings=roundings).reshape(cells.shape)
+        return self.sums(ratios, 1.0, function="reciprocal", roundings=roundings)
 
     def layer_norm(
         self, cells: Cells, weight: Floats | None, bias: Floats | None, eps: float
@@ -353,10 +346,9 @@ class Builder:
         squares, raw = self.function(centred, "square"), self.function(rows, "square")
         parts = np.concatenate([squares, raw, raw], -1)
         signs = np.concatenate([np.ones(count), np.ones(count), -np.ones(count)]) / count
-        weights = np.broadcast_to(signs, parts.shape)
         roundings = 2 * count + 8
-        variance = self.rows(parts, weights, 0.0, "relu", roundings=roundings, inexact=ROUNDED)
-        root = self.rows(variance[:, None], 1.0, eps, "rsqrt", roundings=3)
+        variance = self.sums(parts, signs, function="relu", roundings=roundings, inexact=ROUNDED)
+        root = self.rows(variance[:, None], 1.0, eps, function="rsqrt", roundings=3)
         return self.product(centred, root[:, None])
 
     def attention(self, q: Cells, k: Cells, v: Cells, scale: float, causal: bool) -> Cells:
@@ -478,7 +470,7 @@ def windows_of(cells: Cells, size: Sequence[int], windows: Windows) -> Cells:
 
 def simplify(network: Network) -> Network:
     """Drop nodes that the output does not need, and join functions with the node before."""
-    nodes = list(_drop_unused(network.inputs, list(network.nodes)).nodes)
+    nodes = list(network.pruned().nodes)
     uses = Counter(number for node in nodes for number in node.inputs)
     for i, node in enumerate(nodes):
         if not node.function or not _copies_one(node):
@@ -489,20 +481,7 @@ def simplify(network: Network) -> Network:
             continue
         nodes[i] = before._replace(function=node.function)
         uses[source] = 0
-    return _drop_unused(network.inputs, nodes)
-
-
-def _drop_unused(inputs: int, nodes: list[Node]) -> Network:
-    needed = {len(nodes)}
-    for number in range(len(nodes), 0, -1):
-        if number in needed:
-            needed.update(nodes[number - 1].inputs)
-    order = sorted(needed - {0})
-    new = {0: 0} | {number: i for i, number in enumerate(order, 1)}
-    used = [nodes[number - 1] for number in order]
-    return Network(
-        inputs, tuple(n._replace(inputs=tuple([new[i] for i in n.inputs])) for n in used)
-    )
+    return Network(network.inputs, tuple(nodes)).pruned()
 
 
 def _copies_one(node: Node) -> bool:
@@ -621,7 +600,7 @@ def _slope(graph: Builder, function: str, before: Cells, after: Cells) -> Cells:
 def _slope_of_silu(graph: Builder, before: Cells, after: Cells) -> Cells:
     """Return `sigmoid(x) * (1 + x - silu(x))`."""
     gate = graph.function(before, "sigmoid")
-    rest = graph.combine([(1.0, before), (-1.0, after)], "", 1.0)
+    rest = graph.combine([(1.0, before), (-1.0, after)], 1.0)
     return graph.product(gate, rest)
 
 
@@ -631,7 +610,7 @@ _SLOPES: dict[str, Callable[[Builder, Cells, Cells], Cells]] = {
         [(1.0, after), (-1.0, graph.function(after, "square"))]
     ),
     "tanh": lambda graph, before, after: graph.combine(
-        [(-1.0, graph.function(after, "square"))], "", 1.0
+        [(-1.0, graph.function(after, "square"))], 1.0
     ),
     "silu": _slope_of_silu,
     "exp": lambda graph, before, after: after,

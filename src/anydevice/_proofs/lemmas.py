@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from anydevice._proofs.bounds import KnownBounds, LinearBounds, Prepared, end_at
 from anydevice._proofs.checking.certificate import Lemma
-from anydevice._proofs.neurons import Branch, Neurons, Problems, TreeBuilder
+from anydevice._proofs.neurons import Neurons, Problems, TreeBuilder
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -118,14 +118,13 @@ class _NeuronSides:
         self.problems = Problems(
             np.zeros(2 * count, np.int64), np.concatenate([one, -one]), np.zeros(2 * count)
         )
-        self.branches = [Branch() for _ in range(2 * count)]
         self.limit = min(_MAX_PARTS, room // (_BYTES * max(1, self.neurons.count)))
         self.rounds = 0
         parts, _ = self.neurons.start(self.problems, _FIRST_STEPS)
         self.count = len(parts.node)
         self.parts = parts.take(np.arange(self.count))
         # Sound bounds are lower by less than this.
-        low = self.neurons.keep(self.problems, parts, self.branches)
+        low = self.neurons.keep(self.problems, parts)
         self.margin = 1.5 * np.maximum(parts.bound - low, 0) + 1e-6 * (1 + np.abs(low))
 
     def lemma(self) -> tuple[Lemma, tuple[Floats, Floats]] | None:
@@ -140,7 +139,7 @@ class _NeuronSides:
         if not len(which):
             return None
         builder = TreeBuilder(len(which), len(which), self.neurons.neurons)
-        branches = {group: self.branches[i] for group, i in enumerate(which)}
+        branches = {group: self.problems.branches[i] for group, i in enumerate(which)}
         builder.add_cases(0, np.full(len(which), 255, np.uint8), np.arange(len(which)), branches)
         side, neuron = np.divmod(which, len(self.undecided))
         sides = 2 * self.undecided[neuron] + side
@@ -164,7 +163,7 @@ class _NeuronSides:
 
     def _worst(self, width: int) -> Integers:
         """Return the parts with the lowest bounds of each neuron that is neither on nor off."""
-        parts, count = self.parts, len(self.branches)
+        parts, count = self.parts, len(self.problems.box)
         lowest = np.full(count, np.inf)
         np.minimum.at(lowest, parts.problem[: self.count], parts.bound[: self.count])
         decided = ((lowest - self.margin).reshape(2, -1) > 0).any(0)
@@ -177,7 +176,7 @@ class _NeuronSides:
         return which[np.arange(len(which)) - first < width]
 
     def _divide(self, which: Integers) -> None:
-        halves, _ = self.neurons.halve(self.problems, self.parts.take(which), self.branches, _STEPS)
+        halves, _ = self.neurons.halve(self.problems, self.parts.take(which), _STEPS)
         more = len(which)
         while self.count + more > len(self.parts.node):
             self.parts = self.parts.take(np.resize(np.arange(self.count), 2 * self.count + more))
@@ -191,10 +190,10 @@ class _NeuronSides:
 
     def _sound(self) -> Floats:
         """Return sound bounds of all problems, each the least one of its parts."""
-        bounds = np.full(len(self.branches), np.inf)
+        bounds = np.full(len(self.problems.box), np.inf)
         for start in range(0, self.count, _ROWS):
             parts = self.parts.take(np.arange(start, min(start + _ROWS, self.count)))
-            low = self.neurons.keep(self.problems, parts, self.branches)
+            low = self.neurons.keep(self.problems, parts)
             np.minimum.at(bounds, parts.problem, np.where(np.isnan(low), -np.inf, low))
         # The checker rounds in another order.
         return np.asarray(bounds - 1e-7 * (1 + np.abs(bounds)))

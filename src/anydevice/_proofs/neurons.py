@@ -143,12 +143,15 @@ class TreeBuilder:
         return Tree(steps, weights[leaves], slopes_of, slopes, joined, self.lemmas)
 
 
-class Problems(NamedTuple):
-    """Rows to be bounded over boxes: the number of a box in a batch, coefficients, constants."""
+class Problems:
+    """Rows to be bounded over boxes: the number of a box in a batch, coefficients, constants.
 
-    box: Host
-    rows: Floats
-    constants: Floats
+    `branches` has the cases of each problem so far.
+    """
+
+    def __init__(self, box: Host, rows: Floats, constants: Floats) -> None:
+        self.box, self.rows, self.constants = box, rows, constants
+        self.branches = [Branch() for _ in box]
 
 
 class Parts(NamedTuple):
@@ -250,9 +253,7 @@ class Neurons:
         optimised = self.optimise(problems, parts, steps)
         return optimised.update(parts), optimised.points
 
-    def halve(
-        self, problems: Problems, parts: Parts, branches: list[Branch], steps: int
-    ) -> tuple[Parts, Floats]:
+    def halve(self, problems: Problems, parts: Parts, steps: int) -> tuple[Parts, Floats]:
         """Return both cases of the neuron of each part, on and off.
 
         Their multipliers begin with the difference between the exact line and the lower line, so
@@ -262,6 +263,7 @@ class Neurons:
         count = len(neuron)
         steps_of = self.fast.inputs + self.live[neuron]
         cases = zip(parts.problem, parts.node, steps_of, strict=True)
+        branches = problems.branches
         first = np.array([branches[p].split(int(node), int(step)) for p, node, step in cases])
         twice = parts.take(np.concatenate([np.arange(count), np.arange(count)]))
         sign = twice.sign.copy()
@@ -277,30 +279,26 @@ class Neurons:
         self.tally(len(twice.node))
         return optimised.update(twice), optimised.points
 
-    def close(
-        self, problems: Problems, parts: Parts, branches: list[Branch]
-    ) -> npt.NDArray[np.bool_]:
+    def close(self, problems: Problems, parts: Parts) -> npt.NDArray[np.bool_]:
         """Whether a sound bound closes each part; the branch keeps its slopes and multipliers."""
         closed = np.zeros(len(parts.node), bool)
         likely = np.flatnonzero(parts.bound > 0)
         if not len(likely):
             return closed
         some = parts.take(likely)
-        good = self.keep(problems, some, branches, 0.0) > 0
+        good = self.keep(problems, some, 0.0) > 0
         closed[likely[good]] = True
         for problem in some.problem[good]:
-            branches[problem].open -= 1
+            problems.branches[problem].open -= 1
         return closed
 
-    def keep(
-        self, problems: Problems, parts: Parts, branches: list[Branch], least: float = -np.inf
-    ) -> Floats:
+    def keep(self, problems: Problems, parts: Parts, least: float = -np.inf) -> Floats:
         """Return sound bounds; branches keep slopes and multipliers of parts above `least`."""
         slopes = np.round(np.clip(parts.slopes, 0, 1) * 255).astype(np.uint8)
         multipliers = np.minimum(parts.multipliers, _MAX_MULTIPLIER).astype(np.float16)
         bounds = self.sound(problems, parts, slopes / 255.0, multipliers.astype(np.float64))
         for i in np.flatnonzero(bounds > least):
-            branch, node = branches[parts.problem[i]], int(parts.node[i])
+            branch, node = problems.branches[parts.problem[i]], int(parts.node[i])
             box = problems.box[parts.problem[i]]
             low, high = self.low[box], self.high[box]
             # Decided neurons have slopes, too: rounding may leave them undecided for the checker.
@@ -319,10 +317,8 @@ class Neurons:
         box = problems.box[parts.problem]
         own = {}
         for number, its in self.where.items():
-            low, high = self.low[box][:, its], self.high[box][:, its]
             sign = parts.sign[:, its]
-            least = machine.place(np.where(sign > 0, np.maximum(low, 0), low))
-            most = machine.place(np.where(sign < 0, np.minimum(high, 0), high))
+            least, most = map(machine.place, self._ends(its, box, sign))
             lines = relu_curve(machine.xp, least, most, machine.unit, machine.tiny).lines
             slope = machine.place(slopes[:, its])
             is_open = machine.xp.logical_and(least < 0, most > 0)
@@ -394,14 +390,16 @@ class Neurons:
             points,
         )
 
+    def _ends(self, its: slice, box: Host, sign: Host) -> tuple[Host, Host]:
+        """Return the bounds of a node's neurons, narrowed by the signs of their cases."""
+        low, high = self.low[box][:, its], self.high[box][:, its]
+        low = np.where(sign > 0, np.maximum(low, 0), low)
+        return low, np.where(sign < 0, np.minimum(high, 0), high)
+
     def _layer(self, its: slice, box: Host, parts: Parts) -> _Cases:
         place = self.fast.machine.place
-        low, high = self.low[box][:, its], self.high[box][:, its]
         sign = parts.sign[:, its]
-        low, high = (
-            np.where(sign > 0, np.maximum(low, 0), low),
-            np.where(sign < 0, np.minimum(high, 0), high),
-        )
+        low, high = self._ends(its, box, sign)
         is_open = (low < 0) & (high > 0)
         on = low >= 0
         upper = np.where(is_open, high / np.where(is_open, high - low, 1.0), on)
@@ -519,26 +517,25 @@ def split_neurons(
     batch: int = 96,
     first_steps: int = 30,
     steps: int = 12,
-) -> tuple[list[Branch], Floats | None]:
-    """Return a branch for each problem, and a point that refutes one, if there is.
+) -> Floats | None:
+    """Split problems into cases; return a point that refutes one, `None` if there is none.
 
     A branch without open parts is a proof. A problem is given up beyond `limit` open parts, and all
     are if `stop` returns True.
     """
-    branches = [Branch() for _ in problems.box]
     parts, points = neurons.start(problems, first_steps)
     waiting: list[Parts] = []
     while True:
         bad = refutes(points)
         if bad is not None:
-            return branches, bad
-        rest = np.flatnonzero(~neurons.close(problems, parts, branches))
+            return bad
+        rest = np.flatnonzero(~neurons.close(problems, parts))
         if len(rest):
             waiting.append(parts.take(rest))
-        next_parts = None if stop() else _next_parts(waiting, branches, limit, batch)
+        next_parts = None if stop() else _next_parts(waiting, problems.branches, limit, batch)
         if next_parts is None:
-            return branches, None
-        parts, points = neurons.halve(problems, next_parts, branches, steps)
+            return None
+        parts, points = neurons.halve(problems, next_parts, steps)
 
 
 def _next_parts(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from math import inf, prod
+from math import inf, isfinite, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,6 @@ from anydevice._proofs.checking.network import (
 from anydevice._proofs.files import read_model, read_queries
 from anydevice._proofs.lemmas import LemmaSearch
 from anydevice._proofs.machines import BoundsMachine, machine_on, numpy_machine
-from anydevice._proofs.outcome import ProgressRecorder, SearchProgress
 from anydevice._proofs.properties import (
     Problem,
     Property,
@@ -55,10 +54,52 @@ Floats = npt.NDArray[np.float64]
 Shape = tuple[int, ...]
 
 PRECISIONS = ("float32", "real")
+_MAX_POINTS = 400
+
+
+class SearchProgress(Record):
+    """The progress of a search: its arithmetic, and points of seconds and `Progress`.
+
+    There are at most 401 points, and none if the first bound decided the query.
+    """
+
+    precision: str = "float32"
+    points: tuple[tuple[float, Progress], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"SearchProgress({self.precision}, {len(self.points)} points)"
+
+
+class ProgressRecorder:
+    """Stores some of the reports of a search, and passes all of them on."""
+
+    def __init__(self, begin: float, tell: Callable[[Progress], None] | None) -> None:
+        self._begin, self._tell = begin, tell
+        self._points: list[tuple[float, Progress]] = []
+        self._last: tuple[tuple[float, Progress], ...] = ()
+        self._reports, self._every = 0, 1
+
+    def __call__(self, now: Progress) -> None:
+        self._last = ((time.monotonic() - self._begin, now),)
+        if self._reports % self._every == 0:
+            self._points.append(self._last[0])
+        self._reports += 1
+        if len(self._points) == _MAX_POINTS:
+            self._points, self._every = self._points[::2], 2 * self._every
+        if self._tell is not None:
+            self._tell(now)
+
+    def progress(self, precision: str) -> SearchProgress:
+        """Return the stored reports, and the last one."""
+        end = () if self._points[-1:] == list(self._last) else self._last
+        return SearchProgress(precision, (*self._points, *end))
 
 
 class ProofOutcome(Record):
-    """The base of every result; `course` is the progress of the search from its first bound."""
+    """The base of every result.
+
+    `seconds` is the time of the whole search, and `course` its progress from the first bound.
+    """
 
     def __bool__(self) -> bool:
         """Whether the property is proved."""
@@ -84,7 +125,7 @@ class Proof(ProofOutcome):
     theorems: tuple[tuple[Network, tuple[Query, ...]], ...]
     precision: str
     boxes: int
-    seconds: float
+    seconds: float = 0.0
     course: SearchProgress = SearchProgress()
 
     def check(self) -> int:
@@ -126,7 +167,7 @@ class Counterexample(ProofOutcome):
     y: Any
     violation: float
     exact: bool
-    seconds: float
+    seconds: float = 0.0
     course: SearchProgress = SearchProgress()
 
 
@@ -142,11 +183,31 @@ class Undecided(ProofOutcome):
     proved_share: float
     best_bound: float
     boxes: int
-    seconds: float
+    seconds: float = 0.0
     course: SearchProgress = SearchProgress()
 
 
 Result = Proof | Counterexample | Undecided
+
+
+def outcome_data(result: Result) -> dict[str, Any]:
+    """Return the result as plain data, ready for JSON."""
+    if isinstance(result, Proof):
+        trees = [tree for certificate in result.certificates for tree in certificate.trees]
+        parts = sum(tree.leaves for tree in trees)
+        data = {"result": "proved", "parts": parts, "boxes": result.boxes}
+    elif isinstance(result, Counterexample):
+        x, y = result.x.reshape(-1).tolist(), result.y.reshape(-1).tolist()
+        data = {"result": "counterexample", "x": x, "y": y, "violation": result.violation}
+    else:
+        data = {
+            "result": "undecided",
+            "reason": result.reason,
+            "proved_share": result.proved_share,
+            "best_bound": result.best_bound if isfinite(result.best_bound) else None,
+            "boxes": result.boxes,
+        }
+    return data | {"precision": result.course.precision, "seconds": result.seconds}
 
 
 def prove(
@@ -189,10 +250,11 @@ def prove(
     result: Result
     try:
         with machine.context():
-            result = prove_theorems(theorems, machine, limits, begin, shape, file_hash)
+            result = prove_theorems(theorems, machine, limits, shape, file_hash)
     except KeyboardInterrupt:  # before a search began
-        result = Undecided("interrupted", 0.0, -inf, 0, time.monotonic() - begin)
-    return replace(result, course=recorder.progress(theorems[0].arithmetic))
+        result = Undecided("interrupted", 0.0, -inf, 0)
+    course = recorder.progress(theorems[0].arithmetic)
+    return replace(result, seconds=time.monotonic() - begin, course=course)
 
 
 class Theorem(NamedTuple):
@@ -250,9 +312,8 @@ def prove_theorems(
     theorems: Sequence[Theorem],
     machine: BoundsMachine,
     limits: SearchLimits,
-    begin: float,
-    shape: Shape | None,
-    file_hash: str,
+    shape: Shape | None = None,
+    file_hash: str = "",
 ) -> Result:
     """Search all queries, then check the proof.
 
@@ -267,24 +328,24 @@ def prove_theorems(
         for work in works if len(works) > 1 else ():
             tally.add(work, _search_query(work, machine, tally.limits(limits), is_first=True))
             if work.attack.violation is not None:
-                return _counterexample(work.attack.violation, shape, begin)
+                return _counterexample(work.attack.violation, shape)
         for work in [work for work in works if work.tree is None]:
             result = _search_query(work, machine, tally.limits(limits))
             tally.add(work, result)
             if work.attack.violation is not None:
-                return _counterexample(work.attack.violation, shape, begin)
+                return _counterexample(work.attack.violation, shape)
             if work.tree is None:
-                return tally.undecided(result.reason, begin)
+                return tally.undecided(result.reason)
         proof = _proof(theorems, works, tally.boxes, file_hash)
         for certificate, (network, queries) in zip(proof.certificates, proof.theorems, strict=True):
             checker.check(network, _PausingQueries(queries, limits.keep), certificate)
     except OutOfTimeError:
-        return tally.undecided("time", begin)
+        return tally.undecided("time")
     except KeyboardInterrupt:
-        return tally.undecided("interrupted", begin)
+        return tally.undecided("interrupted")
     except RefusedError:
-        return Undecided("refused", 0.0, -inf, tally.boxes, time.monotonic() - begin)
-    return replace(proof, seconds=time.monotonic() - begin)
+        return Undecided("refused", 0.0, -inf, tally.boxes)
+    return proof
 
 
 class _QueryWork:
@@ -347,10 +408,10 @@ class _Tally:
         if result.tree is None:
             self._rest, self._worst = result.progress.share, result.progress.worst
 
-    def undecided(self, reason: str, begin: float) -> Undecided:
+    def undecided(self, reason: str) -> Undecided:
         rest, worst = (self._rest, self._worst) if self.proved < self.whole else (0.0, -inf)
         share = (self.proved + rest) / self.whole
-        return Undecided(reason, share, worst, self.boxes, time.monotonic() - begin)
+        return Undecided(reason, share, worst, self.boxes)
 
 
 class _PausingQueries(list[Query]):
@@ -384,7 +445,7 @@ def _proof(
         )
         certificates.append(certificate)
     subjects = tuple((theorem.network, theorem.queries) for theorem in theorems)
-    return Proof(tuple(certificates), subjects, theorems[0].arithmetic, boxes, 0.0)
+    return Proof(tuple(certificates), subjects, theorems[0].arithmetic, boxes)
 
 
 def _search_query(
@@ -449,12 +510,11 @@ LEAF_OF_ONE_ROW = Tree(
 """The tree of a query with one row that bounds decide without a split."""
 
 
-def _counterexample(violation: Violation, shape: Shape | None, begin: float) -> Counterexample:
+def _counterexample(violation: Violation, shape: Shape | None) -> Counterexample:
     x = np.array([float(number) for number in violation.x])
     if all(float(np.float32(number)) == number for number in x):
         x = x.astype(np.float32)
     if shape is not None and prod(shape) == len(x):
         x = x.reshape(shape)
     y = np.array([float(number) for number in violation.y])
-    seconds = time.monotonic() - begin
-    return Counterexample(x, y, float(violation.amount), violation.is_exact, seconds)
+    return Counterexample(x, y, float(violation.amount), violation.is_exact)

@@ -454,7 +454,7 @@ class Search:
         weights = np.where(group_of_row == group[:, None], verdict.weights[box], 0) / 255.0
         problems = Problems(box, weights @ rows.coefficients, weights @ rows.constants)
         before = self.boxes
-        branches, self.point = split_neurons(
+        self.point = split_neurons(
             neurons,
             problems,
             lambda: self._must_stop() or self.boxes - before > parts,
@@ -465,10 +465,11 @@ class Search:
             steps=12 if alone else 8,
         )
         failed = set(open_.tolist()) - set(tried.tolist())
-        failed |= {int(b) for b, branch in zip(box, branches, strict=True) if branch.open}
+        failed |= {int(b) for b, branch in zip(box, problems.branches, strict=True) if branch.open}
         for b in tried.tolist():
             if b not in failed:
-                by_group = {int(group[i]): branches[i] for i in np.flatnonzero(box == b)}
+                mine = np.flatnonzero(box == b)
+                by_group = {int(group[i]): problems.branches[i] for i in mine}
                 self.builder.add_cases(
                     int(boxes.ids[b]), verdict.weights[b], group_of_row, by_group
                 )

@@ -14,14 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice._core.protocols import (
-    FixedTensor,
-    Padding,
-    SymbolicTensor,
-    Trace,
-    TracedTensor,
-    Windows,
-)
+from anydevice._core.protocols import FixedTensor, Padding, SymbolicTensor, Trace, Windows
+from anydevice._core.protocols import TracedTensor as Tensor
 from anydevice._proofs.checking.network import Floats
 from anydevice._proofs.evaluation import FUNCTIONS
 from anydevice._proofs.graph import (
@@ -81,7 +75,7 @@ class NetworkTrace(Trace):
 
     # Shapes
 
-    def rearrange(self, change: Callable[..., Any], *tensors: TracedTensor) -> TracedTensor:
+    def rearrange(self, change: Callable[..., Any], *tensors: Tensor) -> Tensor:
         fixed = [tensor for tensor in tensors if isinstance(tensor, FixedTensor)]
         if len(fixed) == len(tensors):
             off = max(tensor.off for tensor in fixed)
@@ -91,13 +85,13 @@ class NetworkTrace(Trace):
     def constant(self, number: float) -> FixedTensor:
         return FixedTensor(np.array(number, np.float64))
 
-    def cells(self, tensor: TracedTensor) -> Cells:
+    def cells(self, tensor: Tensor) -> Cells:
         """Return the cells of a tensor; fixed numbers become cells too."""
         if isinstance(tensor, SymbolicTensor):
             return tensor.cells
         return self.graph.constant(_wide(tensor), tensor.off)
 
-    def pad(self, a: TracedTensor, widths: Padding, fill: float) -> TracedTensor:
+    def pad(self, a: Tensor, widths: Padding, fill: float) -> Tensor:
         if isinstance(a, FixedTensor):
             return FixedTensor(np.pad(a.value, widths, constant_values=fill), a.off)
         cells = np.pad(a.cells, widths, constant_values=NO_CELL)
@@ -110,7 +104,7 @@ class NetworkTrace(Trace):
 
     # Arithmetic
 
-    def add(self, a: TracedTensor, b: TracedTensor, scale: float = 1.0) -> TracedTensor:
+    def add(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
         if isinstance(a, FixedTensor) and isinstance(b, FixedTensor):
             return _add_fixed(a, b, scale)
         plain = scale in (1.0, -1.0)
@@ -130,7 +124,7 @@ class NetworkTrace(Trace):
         off = b.off + (0.0 if plain else ROUNDED)
         return self._shift(a, scale * _wide(b), off, 0 if plain else 1)
 
-    def _shift(self, a: SymbolicTensor, shift: Floats, off: float, extra: int) -> TracedTensor:
+    def _shift(self, a: SymbolicTensor, shift: Floats, off: float, extra: int) -> Tensor:
         """Return `a + shift`; the shift itself has `extra` roundings."""
         shape = np.broadcast_shapes(a.shape, shift.shape)
         if not shift.any() and shape == a.shape:
@@ -163,7 +157,7 @@ class NetworkTrace(Trace):
                 if kind == "cube" and np.array_equal(source, x.reshape(-1)):
                     self._note(total, "cubic", source, numbers)
 
-    def multiply(self, a: TracedTensor, b: TracedTensor) -> TracedTensor:
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
         """Return `a * b`, or the activation that this product is."""
         if isinstance(a, FixedTensor) and isinstance(b, FixedTensor):
             return FixedTensor(_wide(a) * _wide(b), a.off + b.off + 2.0**-23)
@@ -178,7 +172,7 @@ class NetworkTrace(Trace):
                 return activation
         return SymbolicTensor(self.graph.product(a.cells, b.cells))
 
-    def _match_activation(self, x: SymbolicTensor, gate: SymbolicTensor) -> TracedTensor | None:
+    def _match_activation(self, x: SymbolicTensor, gate: SymbolicTensor) -> Tensor | None:
         """Return SiLU or GELU if `x * gate` is a multiple of one."""
         kind, source, factors = self._origin(gate.cells)
         scale = self._factor(x, source) if kind in _GATES else None
@@ -188,7 +182,7 @@ class NetworkTrace(Trace):
         activation = self.function(name, SymbolicTensor(source.reshape(gate.shape)))
         return self.multiply(activation, self.constant(scale * _same_number(factors) * doubled))
 
-    def _scale(self, a: SymbolicTensor, b: FixedTensor) -> TracedTensor:
+    def _scale(self, a: SymbolicTensor, b: FixedTensor) -> Tensor:
         scale = _wide(b)
         shape = np.broadcast_shapes(a.shape, scale.shape)
         if (scale == 1).all() and shape == a.shape:
@@ -222,7 +216,7 @@ class NetworkTrace(Trace):
             if not abs(factor) <= _MILD:  # it might overflow on the way
                 return
 
-    def _factor(self, tensor: TracedTensor, cells: Cells) -> float | None:
+    def _factor(self, tensor: Tensor, cells: Cells) -> float | None:
         """Return f if the tensor is f times these cells, else `None`."""
         if isinstance(tensor, FixedTensor):
             return None if _wide(tensor).any() else 0.0
@@ -231,7 +225,7 @@ class NetworkTrace(Trace):
                 return factor
         return None
 
-    def divide(self, a: TracedTensor, b: TracedTensor) -> TracedTensor:
+    def divide(self, a: Tensor, b: Tensor) -> Tensor:
         """Return `a / b`, or the softmax that this quotient is."""
         if isinstance(b, FixedTensor):
             off = b.off + (0.0 if _is_power_of_two(_wide(b)) else ROUNDED)
@@ -245,7 +239,7 @@ class NetworkTrace(Trace):
             return self.multiply(a, root)
         return self.multiply(a, self.function("reciprocal", b))
 
-    def _match_softmax(self, a: TracedTensor, b: SymbolicTensor) -> TracedTensor | None:
+    def _match_softmax(self, a: Tensor, b: SymbolicTensor) -> Tensor | None:
         """Return a softmax if `a / b` is `exp(x - largest)` divided by its sum over the row."""
         if not isinstance(a, SymbolicTensor):
             return None
@@ -264,7 +258,7 @@ class NetworkTrace(Trace):
         self._note(shares, "softmax", source, lengths)
         return SymbolicTensor(shares.reshape(a.shape))
 
-    def maximum(self, a: TracedTensor, b: TracedTensor) -> TracedTensor:
+    def maximum(self, a: Tensor, b: Tensor) -> Tensor:
         if isinstance(a, FixedTensor) and isinstance(b, FixedTensor):
             return FixedTensor(np.maximum(_wide(a), _wide(b)), max(a.off, b.off))
         if isinstance(b, SymbolicTensor):
@@ -286,7 +280,7 @@ class NetworkTrace(Trace):
                 return SymbolicTensor(clipped)
         return SymbolicTensor(self.graph.maximum(*np.broadcast_arrays(a.cells, self.cells(b))))
 
-    def minimum(self, a: TracedTensor, b: TracedTensor) -> TracedTensor:
+    def minimum(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the smaller of both; the minimum of a maximum is a clip."""
         if isinstance(a, FixedTensor) and isinstance(b, FixedTensor):
             return FixedTensor(np.minimum(_wide(a), _wide(b)), max(a.off, b.off))
@@ -306,12 +300,12 @@ class NetworkTrace(Trace):
         larger = self.graph.maximum(*np.broadcast_arrays(*negatives))
         return SymbolicTensor(self.graph.combine([(-1.0, larger)]))
 
-    def clip(self, a: TracedTensor, low: float | None, high: float | None) -> TracedTensor:
+    def clip(self, a: Tensor, low: float | None, high: float | None) -> Tensor:
         if isinstance(a, FixedTensor):
             return FixedTensor(np.clip(_wide(a), low, high), a.off)
         return SymbolicTensor(self.graph.clip(a.cells, low, high))
 
-    def function(self, name: str, a: TracedTensor) -> TracedTensor:
+    def function(self, name: str, a: Tensor) -> Tensor:
         if name not in FUNCTIONS:
             raise self.refuse(name)
         if isinstance(a, FixedTensor):
@@ -328,7 +322,7 @@ class NetworkTrace(Trace):
             self._note(cells, name, a.cells)
         return SymbolicTensor(cells)
 
-    def log(self, a: TracedTensor) -> TracedTensor:
+    def log(self, a: Tensor) -> Tensor:
         """Return the logarithm of the sum in a log_softmax; no other is supported."""
         if isinstance(a, FixedTensor):
             return FixedTensor(np.log(_wide(a)), float("inf"))
@@ -337,7 +331,7 @@ class NetworkTrace(Trace):
             raise self.refuse("log but in a log_softmax at the end")
         return self._only_inside("log of sum", rows.reshape(a.shape))
 
-    def _match_log_softmax(self, a: SymbolicTensor, b: SymbolicTensor) -> TracedTensor | None:
+    def _match_log_softmax(self, a: SymbolicTensor, b: SymbolicTensor) -> Tensor | None:
         """Return a log_softmax if `a - b` is `x - largest` minus the logarithm of the sum."""
         shape = np.broadcast_shapes(a.shape, b.shape)
         kind, source, row_of_cell = self._origin(a.cells)
@@ -347,19 +341,19 @@ class NetworkTrace(Trace):
             return None
         return self._only_inside("log_softmax", source.reshape(shape), len(self._rows[rows[0]]))
 
-    def cube(self, a: TracedTensor) -> TracedTensor:
+    def cube(self, a: Tensor) -> Tensor:
         cube = self.multiply(self.function("square", a), a)
         if isinstance(a, SymbolicTensor):
             self._note(self.cells(cube), "cube", a.cells)
         return cube
 
-    def sqrt(self, a: TracedTensor) -> TracedTensor:
+    def sqrt(self, a: Tensor) -> Tensor:
         """Return a square root, which is supported only as a divisor."""
         if isinstance(a, FixedTensor):
             return FixedTensor(np.sqrt(_wide(a)), a.off + 2.0**-22)
         return self._only_inside("sqrt", a.cells)
 
-    def erf(self, a: TracedTensor, complement: bool = False) -> TracedTensor:
+    def erf(self, a: Tensor, complement: bool = False) -> Tensor:
         """Return the error function, which is supported only as a part of a GELU."""
         sign, name = (-1.0, "1 + erf") if complement else (1.0, "erf")
         if isinstance(a, SymbolicTensor):
@@ -368,7 +362,7 @@ class NetworkTrace(Trace):
                     return self._only_inside(name, cells.reshape(a.shape))
         raise self.refuse("erf but in a GELU")
 
-    def _only_inside(self, kind: str, source: Cells, number: float = 1.0) -> TracedTensor:
+    def _only_inside(self, kind: str, source: Cells, number: float = 1.0) -> Tensor:
         """Return a tensor without cells: only the pattern that it belongs to may use it.
 
         Its numbers are below `NO_CELL`, and `Builder.rows` refuses them.
@@ -378,7 +372,7 @@ class NetworkTrace(Trace):
         self._note(pending, kind, source, number)
         return SymbolicTensor(pending)
 
-    def compare(self, a: TracedTensor, b: TracedTensor, greater: bool) -> TracedTensor:
+    def compare(self, a: Tensor, b: Tensor, greater: bool) -> Tensor:
         """Return `a > b` or `a < b` for `select`, where equality changes nothing."""
         if isinstance(a, FixedTensor) and isinstance(b, SymbolicTensor):
             return self.compare(b, a, not greater)
@@ -387,7 +381,7 @@ class NetworkTrace(Trace):
             return self._only_inside("above" if greater else "below", a.cells, limit)
         raise self.refuse("a comparison of two values that depend on the input")
 
-    def select(self, where: TracedTensor, yes: TracedTensor, no: TracedTensor) -> TracedTensor:
+    def select(self, where: Tensor, yes: Tensor, no: Tensor) -> Tensor:
         """Return `yes` or `no` by a comparison, if that is a leaky ReLU or a clip."""
         if isinstance(where, FixedTensor):
             return self._select_fixed(where.value, yes, no)
@@ -398,9 +392,7 @@ class NetworkTrace(Trace):
             return self._select_by_sign(cells, _same_number(limits), no, yes)
         raise self.refuse("a choice by values that depend on the input")
 
-    def _select_fixed(
-        self, where: npt.NDArray[np.generic], yes: TracedTensor, no: TracedTensor
-    ) -> TracedTensor:
+    def _select_fixed(self, where: npt.NDArray[np.generic], yes: Tensor, no: Tensor) -> Tensor:
         choices = {bool(choice) for choice in where.flat}
         if len(choices) == 1:
             chosen = yes if True in choices else no
@@ -413,9 +405,7 @@ class NetworkTrace(Trace):
             np.where(*np.broadcast_arrays(where, self.cells(yes), self.cells(no)))
         )
 
-    def _select_by_sign(
-        self, cells: Cells, limit: float, above: TracedTensor, below: TracedTensor
-    ) -> TracedTensor:
+    def _select_by_sign(self, cells: Cells, limit: float, above: Tensor, below: Tensor) -> Tensor:
         """Return `above` where the compared cells exceed the limit, else `below`."""
         slopes = [self._factor(tensor, cells) for tensor in (above, below)]
         shape = np.broadcast_shapes(above.shape, below.shape)
@@ -438,21 +428,19 @@ class NetworkTrace(Trace):
                 return self.minimum(below, self.constant(limit))
         raise self.refuse("a choice by values that depend on the input")
 
-    def absolute(self, a: TracedTensor) -> TracedTensor:
+    def absolute(self, a: Tensor) -> Tensor:
         if isinstance(a, FixedTensor):
             return FixedTensor(np.abs(_wide(a)), a.off)
         return SymbolicTensor(self.graph.absolute(a.cells))
 
-    def leaky_relu(self, a: TracedTensor, slope: float) -> TracedTensor:
+    def leaky_relu(self, a: Tensor, slope: float) -> Tensor:
         if isinstance(a, FixedTensor):
             return FixedTensor(np.where(_wide(a) > 0, _wide(a), slope * _wide(a)), a.off + 2.0**-23)
         return SymbolicTensor(self.graph.leaky_relu(a.cells, slope))
 
     # Sums and products
 
-    def sum(
-        self, a: TracedTensor, axes: Sequence[int], keep: bool, mean: bool = False
-    ) -> TracedTensor:
+    def sum(self, a: Tensor, axes: Sequence[int], keep: bool, mean: bool = False) -> Tensor:
         """Return the sum or the mean over some axes."""
         if isinstance(a, FixedTensor):
             value = np.sum(_wide(a), tuple(axes), keepdims=keep)
@@ -467,7 +455,7 @@ class NetworkTrace(Trace):
                 self._note(total, "sum of exp", rows[..., 0])
         return SymbolicTensor(_restore_axes(total, a.cells.ndim, axes, keep))
 
-    def largest(self, a: TracedTensor, axes: Sequence[int], keep: bool) -> TracedTensor:
+    def largest(self, a: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
         """Return the maximum over some axes."""
         if isinstance(a, FixedTensor):
             return FixedTensor(np.max(_wide(a), tuple(axes), keepdims=keep), a.off)
@@ -479,7 +467,7 @@ class NetworkTrace(Trace):
             self._note(largest, "largest", np.arange(first, len(self._rows)))
         return SymbolicTensor(_restore_axes(largest, a.cells.ndim, axes, keep))
 
-    def matmul(self, a: TracedTensor, b: TracedTensor) -> TracedTensor:
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         if isinstance(a, FixedTensor) and isinstance(b, FixedTensor):
             return FixedTensor(_wide(a) @ _wide(b), a.off + b.off + 2.0**-18)
         if isinstance(a, SymbolicTensor) and isinstance(b, SymbolicTensor):
@@ -499,20 +487,13 @@ class NetworkTrace(Trace):
         matrices = np.broadcast_to(weight, (*shape, *weight.shape[-2:]))
         factors: Floats = np.swapaxes(matrices, -1, -2)[..., None, :, :]
         full = np.broadcast_shapes(rows.shape, factors.shape)
-        product = self.graph.rows(
-            np.broadcast_to(rows, full).reshape(-1, full[-1]),
-            np.broadcast_to(factors, full).reshape(-1, full[-1]),
-            roundings=full[-1] + 1 + extra,
-            inexact=b.off,
-        )
-        return SymbolicTensor(product.reshape(full[:-1]))
+        every, roundings = np.broadcast_to(rows, full), full[-1] + 1 + extra
+        return SymbolicTensor(self.graph.sums(every, factors, roundings=roundings, inexact=b.off))
 
-    def _transpose(self, a: TracedTensor) -> TracedTensor:
+    def _transpose(self, a: Tensor) -> Tensor:
         return self.rearrange(lambda x: np.swapaxes(x, -1, -2), a)
 
-    def linear(
-        self, a: TracedTensor, weight: TracedTensor, bias: TracedTensor | None
-    ) -> TracedTensor:
+    def linear(self, a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         fixed_bias = bias is None or (isinstance(bias, FixedTensor) and len(bias.shape) == 1)
         fixed_matrix = isinstance(weight, FixedTensor) and len(weight.shape) == 2
         if isinstance(a, FixedTensor) or not fixed_matrix or not fixed_bias:
@@ -525,13 +506,8 @@ class NetworkTrace(Trace):
         return SymbolicTensor(cells)
 
     def convolution(
-        self,
-        a: TracedTensor,
-        weight: TracedTensor,
-        bias: TracedTensor | None,
-        windows: Windows,
-        groups: int,
-    ) -> TracedTensor:
+        self, a: Tensor, weight: Tensor, bias: Tensor | None, windows: Windows, groups: int
+    ) -> Tensor:
         if not isinstance(a, SymbolicTensor) or not isinstance(weight, FixedTensor):
             raise self.refuse("a convolution by kernels that depend on the input")
         if isinstance(bias, SymbolicTensor):
@@ -542,12 +518,8 @@ class NetworkTrace(Trace):
         return SymbolicTensor(cells[None])
 
     def pool(
-        self,
-        kind: Literal["max", "mean", "sum"],
-        a: TracedTensor,
-        size: Sequence[int],
-        windows: Windows,
-    ) -> TracedTensor:
+        self, kind: Literal["max", "mean", "sum"], a: Tensor, size: Sequence[int], windows: Windows
+    ) -> Tensor:
         cells = self._cells_of_input(a, "a pooling")
         elements = windows_of(cells, size, windows)
         elements = elements.reshape(*elements.shape[: cells.ndim], -1)
@@ -556,26 +528,26 @@ class NetworkTrace(Trace):
         scale = 1 / elements.shape[-1] if kind == "mean" else 1.0
         return SymbolicTensor(self.graph.total(elements, scale))
 
-    def softmax(self, a: TracedTensor, axis: int) -> TracedTensor:
+    def softmax(self, a: Tensor, axis: int) -> Tensor:
         cells = self._cells_of_input(a, "a softmax")
         shares = np.moveaxis(self.graph.softmax(np.moveaxis(cells, axis, -1)), -1, axis)
         self._note(shares, "softmax", cells, a.shape[axis])
         return SymbolicTensor(shares)
 
-    def log_softmax(self, a: TracedTensor, axis: int) -> TracedTensor:
+    def log_softmax(self, a: Tensor, axis: int) -> Tensor:
         """Return a log_softmax, which is supported only at the end, for properties of classes."""
         cells = self._cells_of_input(a, "a softmax")
         return self._only_inside("log_softmax", cells, a.shape[axis])
 
     def batch_norm(
         self,
-        a: TracedTensor,
-        weight: TracedTensor | None,
-        bias: TracedTensor | None,
-        mean: TracedTensor,
-        variance: TracedTensor,
+        a: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        variance: Tensor,
         eps: float,
-    ) -> TracedTensor:
+    ) -> Tensor:
         cells = self._cells_of_input(a, "a batch norm")[0]
         scale = np.ones(mean.shape) if weight is None else _numbers_of(weight)
         shift = np.zeros(mean.shape) if bias is None else _numbers_of(bias)
@@ -583,13 +555,8 @@ class NetworkTrace(Trace):
         return SymbolicTensor(self.graph.normalize(cells, scale, shift, *statistics, eps)[None])
 
     def layer_norm(
-        self,
-        a: TracedTensor,
-        axes: int,
-        weight: TracedTensor | None,
-        bias: TracedTensor | None,
-        eps: float,
-    ) -> TracedTensor:
+        self, a: Tensor, axes: int, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
         cells = self._cells_of_input(a, "a layer norm")
         cells = cells.reshape(*a.shape[: cells.ndim - axes], -1)
         scale, shift = [None if x is None else _numbers_of(x).reshape(-1) for x in (weight, bias)]
@@ -597,7 +564,7 @@ class NetworkTrace(Trace):
 
     # The origins of cells
 
-    def lowered(self, output: TracedTensor, classes: bool) -> LoweredModel:
+    def lowered(self, output: Tensor, classes: bool) -> LoweredModel:
         """Return the network with this output; with `classes`, without a last softmax."""
         if isinstance(output, FixedTensor):
             raise self.refuse("an output that does not depend on the input")
@@ -608,7 +575,7 @@ class NetworkTrace(Trace):
         shape = self.input.shape[1:]
         return LoweredModel(self.graph.network(cells), shape, cells.shape[1:], dropped)
 
-    def _cells_of_input(self, a: TracedTensor, feature: str) -> Cells:
+    def _cells_of_input(self, a: Tensor, feature: str) -> Cells:
         """Return the cells of a tensor; a feature of fixed numbers is refused."""
         if isinstance(a, FixedTensor):
             raise self.refuse(f"{feature} of numbers that do not depend on the input")
@@ -641,7 +608,7 @@ def _wide(tensor: FixedTensor) -> Floats:
     return np.asarray(tensor.value, np.float64)
 
 
-def _numbers_of(tensor: TracedTensor) -> Floats:
+def _numbers_of(tensor: Tensor) -> Floats:
     """Return the numbers of a weight, which no input may change."""
     assert isinstance(tensor, FixedTensor)
     return _wide(tensor)

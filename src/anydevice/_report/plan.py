@@ -16,7 +16,7 @@ from anydevice._core.text import (
     shortened,
     wrapped,
 )
-from anydevice._plan.estimates import MARGIN, PARTS, part_lines
+from anydevice._plan.estimates import MARGIN, PARTS, part_lines, part_sizes
 from anydevice._plan.families import ModelShape
 from anydevice._plan.plan import Alternative, Placement, Plan
 from anydevice._report import notebook
@@ -63,10 +63,7 @@ def plan_lines(plan: Plan, width: int | None = None, paint: Paint = plain) -> li
 
 def plan_html(plan: Plan) -> str:
     """Return a plan for a notebook, with a bar for each device."""
-    parts = [
-        (name.replace("_", "-"), format_size(getattr(plan.estimate, name)))
-        for name in (*PARTS, "total")
-    ]
+    parts = part_sizes(plan.estimate, (*PARTS, "total"))
     rows = [(*cells, notebook.bar(share, said)) for share, said, cells in _shares(plan.placements)]
     mark = USABLE if plan.fits else UNUSABLE
     return notebook.block(
@@ -193,7 +190,7 @@ def training_lines(plan: TrainingPlan, width: int | None = None, paint: Paint = 
     lines = [
         *wrapped(_training_title(plan), columns, hanging="  "),
         "",
-        *(f"  {name:<13} {size:>10}" for name, size in _sizes(plan)),
+        *part_lines(plan.memory, (*plan.memory._fields, "total"), column=13),
         "",
         *verdict_lines(plan.fits, _training_verdict(plan), columns, paint),
     ]
@@ -210,15 +207,10 @@ def training_plan_html(plan: TrainingPlan) -> str:
     mark = USABLE if plan.fits else UNUSABLE
     return notebook.block(
         notebook.line(_training_title(plan), "strong"),
-        notebook.table((), _sizes(plan), right=(1,)),
+        notebook.table((), part_sizes(plan.memory, (*plan.memory._fields, "total")), right=(1,)),
         notebook.marked(mark, _training_verdict(plan), good=plan.fits),
         *map(notebook.line, (*_details(plan), *(f"note: {note}" for note in plan.notes))),
     )
-
-
-def _sizes(plan: TrainingPlan) -> list[tuple[str, str]]:
-    parts = (*plan.memory._fields, "total")
-    return [(name, format_size(getattr(plan.memory, name))) for name in parts]
 
 
 def _training_title(plan: TrainingPlan) -> str:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anydevice._core.text import UNUSABLE, USABLE, percent
-from anydevice._proofs.outcome import SearchProgress, outcome_data
 from anydevice._report import notebook
 from anydevice._report.svg import Curve
 
 if TYPE_CHECKING:
     from anydevice._proofs.checking.network import Query
-    from anydevice._proofs.prove import Result
+    from anydevice._proofs.prove import Result, SearchProgress
 
 _LONGEST_VECTOR, _PRINTED = 16, 8
 """A vector of a counterexample is printed whole up to this length, else its first numbers."""
@@ -117,6 +116,8 @@ def in_parts(count: int) -> str:
 
 def outcome_html(result: Result) -> str:
     """Return a result for a notebook: the verdict, its figures, and the course of the search."""
+    from anydevice._proofs.prove import outcome_data  # loaded by now; a check goes without it
+
     data = outcome_data(result)
     kind = data["result"]
     advice = [notebook.line(_ADVICE[data["reason"]])] if "reason" in data else []

@@ -23,10 +23,6 @@ _NARROW = 80
 """Below this many columns a table would break words: its cells stand below each other instead."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    del parser  # it takes no arguments
-
-
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print tables of backends and engines, and a line on this CPU."""
     report = discover()

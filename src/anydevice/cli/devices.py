@@ -21,10 +21,6 @@ _LABELS = 20
 _RUNTIMES = {"cuda": "CUDA", "rocm": "ROCm", "opencl": "OpenCL", "metal": "Metal"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    del parser  # it takes no arguments
-
-
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print the list; with a settings file that is wrong, the list and then the error."""
     problem = problem_of(current)

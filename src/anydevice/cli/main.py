@@ -1,7 +1,7 @@
 """The command line: parses the arguments, runs one command, and returns its exit code.
 
-The module of a command has an `EXAMPLE`, `add_arguments(parser)`, and `run(arguments, output)`,
-which prints and returns the exit code.
+The module of a command has an `EXAMPLE`, `add_arguments(parser)` if it takes any, and
+`run(arguments, output)`, which prints and returns the exit code.
 
 Exit codes of every command: 0 success; 1 done, and the answer is no: something is wrong, slower,
 refuted or too large for memory; 2 not done: a wrong option, file, name or setting, or an output
@@ -180,7 +180,8 @@ def _parser(command: ModuleType, name: str | None) -> argparse.ArgumentParser:
                 sub.add_argument(
                     "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON"
                 )
-            command.add_arguments(sub)
+            if hasattr(command, "add_arguments"):
+                command.add_arguments(sub)
     return parser
 
 

@@ -19,10 +19,6 @@ NEXT = "Next: anydevice doctor, anydevice verify --quick, anydevice bench --quic
 """Suggested commands for a machine on which nothing has to be fixed."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    del parser  # it takes no arguments
-
-
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print the summary; with a settings file that is wrong, the summary and then the error."""
     choice: Choice | None = None

@@ -97,7 +97,7 @@ def _read(arguments: argparse.Namespace) -> tuple[str | None, ...]:
 
 def _finish(result: Any, arguments: argparse.Namespace, output: Output) -> int:
     """Print the result, whether or not its files can be written; return the exit code."""
-    from anydevice._proofs.outcome import outcome_data
+    from anydevice._proofs.prove import outcome_data
 
     outcome = outcome_data(result)
     kind = outcome["result"]

@@ -80,7 +80,7 @@ def _print(cards: Sequence[Card], output: Output, interval: float, *, as_json: b
                 output.stream.write(json.dumps(_sample(usages)) + "\n")
             else:
                 now = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
-                output.say(*(f"{now}  {line(each)}" for each in usages))
+                output.say(*(f"{now}  {line(usage)}" for usage in usages))
             output.stream.flush()
             if events.wait_until(next_time) == "quit":
                 return
@@ -110,7 +110,7 @@ def _show(cards: Sequence[Card], output: Output, interval: float) -> None:
 
 def _sample(usages: Sequence[DeviceUsage]) -> dict[str, object]:
     now = datetime.now().astimezone().isoformat(timespec="milliseconds")
-    return {"time": now, "devices": [each.to_dict() for each in usages]}
+    return {"time": now, "devices": [usage.to_dict() for usage in usages]}
 
 
 def frame(
@@ -120,46 +120,46 @@ def frame(
 
     A narrow view omits the least important figures, a low one processes and then cards.
     """
-    blocks = [list(_block(each, width)) for each in usages]
+    blocks = [list(_block(usage, width)) for usage in usages]
     left = _MAX_PROCESSES * len(blocks)
     if height is not None:
         left = height - sum(len(block) + 1 for block in blocks) + 1
     lines: list[list[Piece]] = []
-    for number, (each, block) in enumerate(zip(usages, blocks, strict=True)):
+    for number, (usage, block) in enumerate(zip(usages, blocks, strict=True)):
         share = max(0, min(_MAX_PROCESSES, left // (len(blocks) - number)))
-        shown = each.processes[:share]
+        shown = usage.processes[:share]
         left -= len(shown)
         lines += [[]] if lines else []
         lines += block
-        lines += [_process(process, each, width) for process in shown]
+        lines += [_process(process, usage, width) for process in shown]
     return [_paint_line(line, width, output) for line in lines[:height]]
 
 
-def line(each: DeviceUsage) -> str:
+def line(usage: DeviceUsage) -> str:
     """Return one card as a line, for a file or a pipe."""
-    parts = [text for text, _ in (*_memory(each), *_readings(each.readings))]
-    if each.processes and each.device != "cpu":
-        parts.append(f"processes {len(each.processes)}")
-    if each.processes:
-        largest = each.processes[0]
+    parts = [text for text, _ in (*_memory(usage), *_readings(usage.readings))]
+    if usage.processes and usage.device != "cpu":
+        parts.append(f"processes {len(usage.processes)}")
+    if usage.processes:
+        largest = usage.processes[0]
         size = f" {format_size(largest.memory)}" if largest.memory is not None else ""
         parts.append(f"largest {largest.pid} {printable(largest.name)}{size}")
-    return f"{each.device}{_GAP}{_GAP.join(parts)}".rstrip()
+    return f"{usage.device}{_GAP}{_GAP.join(parts)}".rstrip()
 
 
-def _block(each: DeviceUsage, width: int) -> Iterator[list[Piece]]:
-    title: list[Piece] = [(each.device, "strong"), (printable(each.name), None)]
-    if each.also:
-        title.append((f"also {', '.join(each.also)}", "dim"))
-    if each.processes and each.device != "cpu":
-        count = len(each.processes)
+def _block(usage: DeviceUsage, width: int) -> Iterator[list[Piece]]:
+    title: list[Piece] = [(usage.device, "strong"), (printable(usage.name), None)]
+    if usage.also:
+        title.append((f"also {', '.join(usage.also)}", "dim"))
+    if usage.processes and usage.device != "cpu":
+        count = len(usage.processes)
         title.append(("1 process" if count == 1 else f"{count} processes", "dim"))
     yield _fitting(title, width)
-    style = _STYLES.get(each.pressure or "")
-    yield _bar_line("memory", each.share_of(each.taken), style, _memory(each), width)
-    readings = _readings(each.readings, label="")
+    style = _STYLES.get(usage.pressure or "")
+    yield _bar_line("memory", usage.share_of(usage.taken), style, _memory(usage), width)
+    readings = _readings(usage.readings, label="")
     if readings:
-        yield _bar_line("load", each.readings.load, "fix", readings, width)
+        yield _bar_line("load", usage.readings.load, "fix", readings, width)
 
 
 def _bar_line(
@@ -185,26 +185,26 @@ def _fitting(words: Sequence[Piece], width: int) -> list[Piece]:
     return pieces
 
 
-def _process(process: DeviceProcess, each: DeviceUsage, width: int) -> list[Piece]:
-    held = "" if process.memory is None else format_size(process.memory)
-    part = each.share_of(process.memory)
+def _process(process: DeviceProcess, usage: DeviceUsage, width: int) -> list[Piece]:
+    size = "" if process.memory is None else format_size(process.memory)
+    part = usage.share_of(process.memory)
     share = "" if part is None else percent(part)
     load = "" if process.load is None else f"load {percent(process.load):>5}"
-    figures = f"{process.pid:>9} {held:>10} {share:>5}"
+    figures = f"{process.pid:>9} {size:>10} {share:>5}"
     if width >= _WIDTH_WITH_LOADS:
         figures += f"{_GAP}{load:>10}"
     return [(f"{figures}{_GAP}", "dim"), (printable(process.name), None)]
 
 
-def _memory(each: DeviceUsage) -> list[Piece]:
+def _memory(usage: DeviceUsage) -> list[Piece]:
     pieces: list[Piece] = [("unknown", None)]
-    if each.taken is not None and each.usable:
-        amount = format_part(each.taken, each.usable)
-        pieces = [(percent(each.taken / each.usable), None), (amount, None)]
-    elif each.usable is not None:
-        pieces = [(f"{format_size(each.usable)} in all", None)]
-    if each.pressure is not None:
-        pieces.append((each.pressure, _STYLES[each.pressure]))
+    if usage.taken is not None and usage.usable:
+        amount = format_part(usage.taken, usage.usable)
+        pieces = [(percent(usage.taken / usage.usable), None), (amount, None)]
+    elif usage.usable is not None:
+        pieces = [(f"{format_size(usage.usable)} in all", None)]
+    if usage.pressure is not None:
+        pieces.append((usage.pressure, _STYLES[usage.pressure]))
     return pieces
 
 
@@ -281,25 +281,25 @@ class DeviceUsage(Record):
 
 
 def cards_among(names: Sequence[str] = ()) -> tuple[Card, ...]:
-    """Return the usage of every card that a driver shows, usable or not, or of the named ones.
+    """Return every card that a driver shows, usable or not, or the named ones.
 
-    Left out, unless named, are a driver's view of the CPU and the CPU's further names. Raises
+    A driver's view of the CPU and the CPU's further names count only if named. Raises
     `ConfigurationError` for an unknown name, and `DeviceNotFoundError` for one that this machine
     lacks.
 
     >>> [str(card[0]) for card in cards_among(["cpu"])]
     ['cpu']
     """
-    asked = [name.strip().lower() for name in names]
-    for name in asked:
+    wishes = [name.strip().lower() for name in names]
+    for name in wishes:
         check_wish(name, "--device")
     report = discover()
     shown = [
         device
         for device in prepare(report, names).report.devices
         if device.kind != "cpu"
-        or str(device) in ("cpu", *asked)
-        or (asked and device.backend != "cpu")
+        or str(device) in ("cpu", *wishes)
+        or (wishes and device.backend != "cpu")
     ]
     return tuple(card for card in report.cards if any(device in shown for device in card))
 

@@ -69,6 +69,16 @@ class Network(NamedTuple):
     def outputs(self) -> int:
         return self.nodes[-1].size
 
+    def pruned(self) -> Network:
+        """Return the network without the nodes that its output does not depend on."""
+        needed = {0, len(self.nodes)}
+        for number in range(len(self.nodes), 0, -1):
+            needed |= set(self.nodes[number - 1].inputs) if number in needed else set()
+        number_of = {old: new for new, old in enumerate(sorted(needed))}
+        nodes = [self.nodes[number - 1] for number in sorted(needed - {0})]
+        renumbered = [n._replace(inputs=tuple(number_of[i] for i in n.inputs)) for n in nodes]
+        return Network(self.inputs, tuple(renumbered))
+
     def hash(self) -> str:
         """Return the SHA-256 of all numbers of the network, independent of its file."""
         digest = hashlib.sha256(b"anydevice network 1\n")

@@ -121,7 +121,7 @@ class Lowering:
             raise FormatError(f"its output {self.graph.output!r} is not computed from its input")
         if not last.node or not self._in_order(last):
             last = self.copy(last)
-        return Network(self.inputs, _drop_unused(self.nodes[: last.node]))
+        return Network(self.inputs, tuple(self.nodes[: last.node])).pruned()
 
     def _use(self, name: str) -> Tensor:
         value = self.tensors[name]
@@ -230,19 +230,6 @@ def _exact_sum(a: Array, b: Array) -> Array:
     if ((total - a != b) | (total - b != a)).any():
         raise NotSupportedError("a sum of its weights is no number of float64")
     return total
-
-
-def _drop_unused(nodes: list[Node]) -> tuple[Node, ...]:
-    """Return the nodes that the last one depends on, with new numbers."""
-    needed = {len(nodes)}
-    for number in range(len(nodes), 0, -1):
-        needed |= set(nodes[number - 1].inputs) if number in needed else set()
-    number_of = {old: new for new, old in enumerate(sorted(needed | {0}))}
-    return tuple(
-        node._replace(inputs=tuple(number_of[i] for i in node.inputs))
-        for number, node in enumerate(nodes, 1)
-        if number in needed
-    )
 
 
 def _shape_of(function: Callable[..., Array]) -> Callable[..., Tensor]:
@@ -643,20 +630,15 @@ def _clip(net: Lowering, x: Any, least: Any = None, most: Any = None) -> Tensor:
     if bottom != bottom or top != top:
         raise FormatError("it clips by NaN")
     if bottom is not None and bottom > -3e38:
-        x = _above(net, x, bottom)
-    return x if top is None or top > 3e38 else _below(net, x, top)
+        x = _limit(net, x, bottom, 1.0)
+    return x if top is None or top > 3e38 else _limit(net, x, top, -1.0)
 
 
-def _above(net: Lowering, x: Value, bottom: float) -> Value:
-    """Return the maximum of x and a number."""
-    edge = np.full(x.shape, bottom)
-    return net.add([(net.add([(x, 1.0)], -edge, "relu"), 1.0)], edge)
-
-
-def _below(net: Lowering, x: Value, top: float) -> Value:
-    """Return the minimum of x and a number."""
-    edge = np.full(x.shape, top)
-    return net.add([(net.add([(x, -1.0)], edge, "relu"), -1.0)], edge)
+def _limit(net: Lowering, x: Value, edge: float, sign: float) -> Value:
+    """Return the maximum of x and a number, or with `sign` -1 the minimum."""
+    edges = np.full(x.shape, edge)
+    beyond = net.add([(x, sign)], -sign * edges, "relu")
+    return net.add([(beyond, sign)], edges)
 
 
 def _extreme(net: Lowering, *parts: Any) -> Tensor:
@@ -669,7 +651,8 @@ def _extreme(net: Lowering, *parts: Any) -> Tensor:
         if not isinstance(part, Value):
             if part.size != 1:
                 raise NotSupportedError("its constant is not one number")
-            result = (_above if largest else _below)(net, result, float(part.reshape(-1)[0]))
+            sign = 1.0 if largest else -1.0
+            result = _limit(net, result, float(part.reshape(-1)[0]), sign)
             continue
         first, second = np.broadcast_arrays(result.places, part.places)
         a, b = result._replace(places=first), part._replace(places=second)
