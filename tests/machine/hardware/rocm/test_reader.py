@@ -17,6 +17,7 @@ from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.hardware import linux
 from anydevice._machine.hardware.rocm import facts as rocm_facts
 from anydevice._machine.hardware.rocm import reader as rocm
+from tests.machine.scans import only, stop_of
 from tests.machine.tree import write_file
 from tests.reasons import fix_of, text_of
 
@@ -56,16 +57,6 @@ def see(
         accessible=lambda path: path not in shut and linux.may_open(path),
         platform="linux",
     )
-
-
-def only(scan: BackendScan) -> RawDevice:
-    (device,) = scan.devices
-    return device
-
-
-def stop_of(scan: BackendScan) -> tuple[bool, str | None, str | None]:
-    """Whether the hardware is there, and where and why the backend stopped."""
-    return scan.present, scan.stage, text_of(scan)
 
 
 # ---------------------------------------------------------------- machines that work
