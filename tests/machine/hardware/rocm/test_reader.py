@@ -437,7 +437,7 @@ def test_an_architecture_that_is_too_old(record: Record) -> None:
     assert (fix_of(device), seen.notes) == (None, ())
 
 
-def test_a_rocm_that_is_too_old_and_none(record: Record) -> None:
+def test_a_rocm_that_is_too_old(record: Record) -> None:
     root = record("mi300x")
     version = write_file(root, "opt/rocm/.info/version", "4.5.2-164\n")
     seen, text = see(root), "ROCm 4.5.2 is too old; anydevice needs ROCm 5.0 or newer"
