@@ -99,7 +99,8 @@ def test_cards_have_names_and_memory_of_their_own() -> None:
 
 @pytest.mark.parametrize("cards", [-1, True, 1.5, "two", ["H100", 3]])
 def test_what_names_no_cards_is_refused(cards: Any) -> None:
-    with pytest.raises(ConfigurationError, match="cuda="), testing.fake_machine(cuda=cards):
+    words = "cuda=.* is not a number of devices"
+    with pytest.raises(ConfigurationError, match=words), testing.fake_machine(cuda=cards):
         pass
 
 

@@ -9,12 +9,10 @@ needs a GPU or makes a model. In one call JAX has changed since: `shard.device()
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -40,124 +38,94 @@ from anydevice.compat.artifex import (
 from anydevice.errors import ConfigurationError
 from tests.comparing import assert_close, assert_same_bits
 from tests.machines import machine_of
+from tests.programs import output_of
 
 FLAX = "flax is not installed: the document's models are flax's"
 
 
-@dataclass(frozen=True)
-class Machine:
-    """The machine that an example runs on."""
-
-    gpus: int
-
-    def chooses(self) -> AbstractContextManager[Any]:
-        """A block that asks for the default device: it warns where that is the CPU."""
-        return nullcontext() if self.gpus else pytest.warns(UserWarning, match="using cpu: no acc")
-
-
 @pytest.fixture(params=[0, 2], ids=["no GPU", "two GPUs"])
-def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+def gpus(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The number of GPUs of the machine that an example runs on."""
     with machine_of(cuda=request.param, memory="80GiB", engines=("jax", "numpy")):
-        yield Machine(request.param)
+        yield request.param
 
 
-def too_late() -> AbstractContextManager[Any]:
-    """A block that sets variables which JAX reads when it starts, which it has."""
-    jax.devices()
-    return pytest.warns(UserWarning, match="was set too late: JAX has already started")
+def warns_without(gpus: int, words: str) -> AbstractContextManager[Any]:
+    """Expect a warning where there is no GPU to take."""
+    return nullcontext() if gpus else pytest.warns(UserWarning, match=words)
 
 
 # --- Quick start --------------------------------------------------------------------------------
 
 
-def test_quick_start(machine: Machine) -> None:
+def test_quick_start_and_capabilities(gpus: int) -> None:
     device_manager = DeviceManager()
     print(device_manager.has_gpu, device_manager.device_count, device_manager.gpu_count)
     info = device_manager.get_device_info()
     print(info["backend"], info["default_device"])
-    assert device_manager.gpu_count == machine.gpus
-    assert has_gpu() == device_manager.has_gpu == bool(machine.gpus)
-    assert bool(info["why_no_gpu"]) == (not machine.gpus)
-    assert info["backend"] == ("gpu" if machine.gpus else "cpu")
-    with machine.chooses():
+    assert device_manager.gpu_count == gpus
+    assert has_gpu() == device_manager.has_gpu == bool(gpus)
+    assert bool(info["why_no_gpu"]) == (not gpus)
+    assert info["backend"] == ("gpu" if gpus else "cpu")
+    with warns_without(gpus, "using cpu: no acc"):
         device = get_default_device()
     print(device)
     assert jax.device_put(jnp.arange(4), device).device == device
     with jax.default_device(device):
         assert jnp.arange(4).device == device
+    capabilities = device_manager.capabilities
+    print(capabilities.device_count, capabilities.total_memory_mb, capabilities.cuda_version)
+    print(capabilities.compute_capability, capabilities.supports_distributed)
+    assert capabilities.device_type is (DeviceType.GPU if gpus else DeviceType.CPU)
+    assert capabilities.supports_mixed_precision is bool(gpus)
 
 
 # --- DeviceConfiguration ------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("machine")
+@pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize(
-    ("settings", "fraction"),
+    ("strategy", "settings", "fraction"),
     [
-        (
-            {
-                "memory_strategy": MemoryStrategy.CONSERVATIVE,
-                "enable_x64": False,
-                "enable_jit": True,
-            },
-            0.6,
-        ),
-        (
-            {
-                "memory_strategy": MemoryStrategy.CUSTOM,
-                "memory_fraction": 0.8,
-                "enable_x64": False,
-            },
-            0.8,
-        ),
-        ({"memory_strategy": MemoryStrategy.CONSERVATIVE, "memory_fraction": 0.5}, 0.5),
-        ({"enable_x64": False, "memory_strategy": MemoryStrategy.AGGRESSIVE}, 0.9),
+        ("CONSERVATIVE", {"enable_x64": False, "enable_jit": True}, 0.6),
+        ("CUSTOM", {"memory_fraction": 0.8, "enable_x64": False}, 0.8),
+        ("CONSERVATIVE", {"memory_fraction": 0.5}, 0.5),
+        ("AGGRESSIVE", {"enable_x64": False}, 0.9),
     ],
     ids=["basic", "custom fraction", "out of memory", "mixed precision training"],
 )
-def test_configuration(settings: dict[str, Any], fraction: float) -> None:
-    config = DeviceConfiguration(**settings)
+def test_configuration(strategy: str, settings: dict[str, Any], fraction: float) -> None:
+    config = DeviceConfiguration(memory_strategy=MemoryStrategy[strategy], **settings)
     manager = DeviceManager(config)
     assert manager.config is config
     assert manager.config.effective_memory_fraction == configure().memory_fraction == fraction
     assert manager.get_device_info()["memory_fraction"] == fraction
 
 
-def test_platform_priority(machine: Machine) -> None:
-    config = DeviceConfiguration(
-        platform_priority=["cuda", "cpu"], memory_strategy=MemoryStrategy.BALANCED
-    )
-    device_manager = DeviceManager(config)
-    expected = "cuda:0" if machine.gpus else "cpu"
-    assert device_manager.get_device_info()["default_device"] == expected
-
-
-FAST = "--xla_gpu_enable_fast_min_max=true --xla_gpu_triton_gemm_any=True"
-
-
-@pytest.mark.usefixtures("machine")
+@pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize(
-    "variables",
+    ("preallocate", "flags"),
     [
-        {
-            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-            "XLA_FLAGS": "--xla_gpu_cuda_data_dir=/usr/local/cuda",
-        },
-        {"XLA_FLAGS": FAST},
-        {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+        ("false", "--xla_gpu_cuda_data_dir=/usr/local/cuda"),
+        (None, "--xla_gpu_enable_fast_min_max=true --xla_gpu_triton_gemm_any=True"),
+        ("false", None),
     ],
     ids=["variables", "tuning", "memory held by preallocation"],
 )
-def test_environment_variables(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables(
+    preallocate: str | None, flags: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
-    with too_late():
-        DeviceManager(DeviceConfiguration(environment_variables=variables))
-    for name, value in variables.items():
+    variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": preallocate, "XLA_FLAGS": flags}
+    given = {name: value for name, value in variables.items() if value}
+    jax.devices()
+    with pytest.warns(UserWarning, match="was set too late: JAX has already started"):
+        DeviceManager(DeviceConfiguration(environment_variables=given))
+    for name, value in given.items():
         assert set(value.split()) <= set(os.environ[name].split())
 
 
-def test_environment_variables_in_a_process_that_has_not_started_jax() -> None:
-    code = """
+JAX_NOT_STARTED = """
 from anydevice.compat.artifex import DeviceConfiguration, DeviceManager
 config = DeviceConfiguration(
     environment_variables={
@@ -168,43 +136,34 @@ config = DeviceConfiguration(
 device_manager = DeviceManager(config)
 print(len(device_manager.jax_manager.cpu_devices))
 """
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=400
-    )
-    assert (ended.stdout.strip(), ended.returncode) == ("3", 0), ended.stderr
 
 
-# --- DeviceCapabilities -------------------------------------------------------------------------
-
-
-def test_capabilities(machine: Machine) -> None:
-    device_manager = DeviceManager()
-    capabilities = device_manager.capabilities
-    print(capabilities.device_type, capabilities.device_count, capabilities.total_memory_mb)
-    print(capabilities.cuda_version, capabilities.compute_capability)
-    print(capabilities.supports_mixed_precision, capabilities.supports_distributed)
-    kind = DeviceType.GPU if machine.gpus else DeviceType.CPU
-    assert capabilities.device_type is kind
-    assert capabilities.supports_mixed_precision is bool(machine.gpus)
+def test_environment_variables_before_jax_starts() -> None:
+    assert output_of("-W", "error", "-c", JAX_NOT_STARTED) == "3\n"
 
 
 # --- JAXDeviceManager ---------------------------------------------------------------------------
 
 
-def test_devices_and_data_distribution(machine: Machine) -> None:
-    jax_manager = DeviceManager().jax_manager
-    all_devices = jax_manager.devices
+def test_devices_and_data_distribution(gpus: int) -> None:
+    manager = DeviceManager()
+    jax_manager = manager.jax_manager
+    all_devices, cpu_devices = jax_manager.devices, jax_manager.cpu_devices
     gpu_devices = jax_manager.gpu_devices
-    cpu_devices = jax_manager.cpu_devices
-    with machine.chooses():
+    with warns_without(gpus, "using cpu: no acc"):
         default_device = jax_manager.get_default_device()
     print(all_devices, gpu_devices, cpu_devices, default_device)
-    assert len(gpu_devices) == machine.gpus
+    assert len(gpu_devices) == gpus
     assert default_device in all_devices
     shards = jax_manager.distribute_data(jnp.ones((16, 8, 8, 3)))
     assert [shard.device for shard in shards] == (gpu_devices or cpu_devices)
     assert sum(len(shard) for shard in shards) == 16
     assert {shard.shape[1:] for shard in shards} == {(8, 8, 3)}
+    first_two = gpu_devices[:2]
+    with warns_without(gpus, "using the CPU"):
+        shards = jax_manager.distribute_data(jnp.ones((8, 2)), target_devices=first_two)
+    assert [shard.device for shard in shards] == first_two or not gpus
+    assert 32 // manager.device_count == (16 if gpus else 32 // len(shards))
 
 
 def test_the_call_that_jax_itself_no_longer_has() -> None:
@@ -213,20 +172,14 @@ def test_the_call_that_jax_itself_no_longer_has() -> None:
         jnp.ones(3).device()
 
 
-def test_custom_device_selection(machine: Machine) -> None:
-    manager = DeviceManager()
-    first_two = manager.jax_manager.gpu_devices[:2]
-    with nullcontext() if machine.gpus else pytest.warns(UserWarning, match="using the CPU"):
-        shards = manager.jax_manager.distribute_data(jnp.ones((8, 2)), target_devices=first_two)
-    assert [shard.device for shard in shards] == first_two or not machine.gpus
-    assert 32 // manager.device_count == (16 if machine.gpus else 32 // len(shards))
-
-
 # --- Convenience functions ----------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("machine")
-def test_the_global_manager_and_its_configurations() -> None:
+def test_the_global_manager_and_its_summary(gpus: int, capsys: pytest.CaptureFixture[str]) -> None:
+    print_device_info()
+    printed = capsys.readouterr().out
+    assert f"gpu count: {gpus}" in printed
+    assert "memory fraction: 0.75" in printed
     dm = get_device_manager()
     assert dm.config.memory_strategy is MemoryStrategy.BALANCED
     config = DeviceConfiguration(memory_strategy=MemoryStrategy.AGGRESSIVE)
@@ -241,35 +194,26 @@ def test_the_global_manager_and_its_configurations() -> None:
     assert optimal_config.memory_strategy is MemoryStrategy.AGGRESSIVE
 
 
-def test_print_device_information(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
-    print_device_info()
-    printed = capsys.readouterr().out
-    assert f"gpu count: {machine.gpus}" in printed
-    assert "memory fraction: 0.75" in printed
-
-
 # --- Common patterns ----------------------------------------------------------------------------
 
 
-def test_pattern_training_setup(machine: Machine) -> None:
-    first = DeviceManager(
-        DeviceConfiguration(
-            platform_priority=["cuda", "cpu"],
-            enable_jit=True,
-            memory_strategy=MemoryStrategy.BALANCED,
-        )
+def test_pattern_training_setup(gpus: int) -> None:
+    config = DeviceConfiguration(
+        platform_priority=["cuda", "cpu"], enable_jit=True, memory_strategy=MemoryStrategy.BALANCED
     )
+    first = DeviceManager(config)
+    assert first.get_device_info()["default_device"] == ("cuda:0" if gpus else "cpu")
     fitting = DeviceManager(first.optimize_for_model_size(50_000_000))
     assert fitting.jax_manager.get_default_device() in fitting.jax_manager.devices
-    assert fitting.gpu_count == machine.gpus
+    assert fitting.gpu_count == gpus
     assert fitting.config.memory_strategy.value == "balanced"
     assert fitting.config.platform_priority == ["cuda", "cpu"]
 
 
-def test_pattern_multi_gpu_data_parallel(machine: Machine) -> None:
+def test_pattern_multi_gpu_data_parallel(gpus: int) -> None:
     nnx = pytest.importorskip("flax.nnx", reason=FLAX)
     manager = DeviceManager()
-    assert (manager.gpu_count > 1) == bool(machine.gpus)
+    assert (manager.gpu_count > 1) == bool(gpus)
     model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     copies = [jax.device_put(model, place) for place in manager.jax_manager.gpu_devices]
     places = [copy.kernel[...].device for copy in copies]
@@ -279,25 +223,16 @@ def test_pattern_multi_gpu_data_parallel(machine: Machine) -> None:
 # --- Performance tips ---------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("machine")
-def test_memory_optimization() -> None:
-    config = DeviceConfiguration(memory_strategy=MemoryStrategy.CONSERVATIVE)
-    DeviceManager(config)
-    assert configure().memory_fraction == 0.6
-    config.memory_strategy = MemoryStrategy.BALANCED
-    again = DeviceManager(config)
-    assert configure().memory_fraction == 0.75
-    assert again.config.effective_memory_fraction == 0.75
-
-
-@pytest.mark.usefixtures("machine")
-def test_jit_compilation() -> None:
-    config = DeviceConfiguration(enable_jit=True, memory_strategy=MemoryStrategy.BALANCED)
+@pytest.mark.usefixtures("gpus")
+def test_memory_optimization_and_jit_compilation() -> None:
+    config = DeviceConfiguration(memory_strategy=MemoryStrategy.CONSERVATIVE, enable_jit=True)
     dm = DeviceManager(config)
+    assert configure().memory_fraction == 0.6
     assert not jax.config.jax_disable_jit
-    config.enable_jit = False
+    config.memory_strategy, config.enable_jit = MemoryStrategy.BALANCED, False
     assert dm.config.enable_jit is False
-    DeviceManager(config)
+    again = DeviceManager(config)
+    assert configure().memory_fraction == again.config.effective_memory_fraction == 0.75
     assert jax.config.jax_disable_jit
 
 
@@ -351,7 +286,7 @@ def test_an_mlp_as_it_is_asked_for() -> None:
         MLP([], 4)
 
 
-@pytest.mark.usefixtures("machine")
+@pytest.mark.usefixtures("gpus")
 def test_slow_first_iteration() -> None:
     nnx = pytest.importorskip("flax.nnx", reason=FLAX)
     model = nnx.Linear(1, 4, rngs=nnx.Rngs(0))
@@ -365,20 +300,17 @@ def test_slow_first_iteration() -> None:
 # --- Advanced: custom detector ------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("machine")
+@pytest.mark.usefixtures("gpus")
 def test_custom_detector() -> None:
-    class Rack:
-        def detect_capabilities(self) -> DeviceCapabilities:
-            return DeviceCapabilities(
-                compute_capability="8.0",
-                device_count=4,
-                device_type=DeviceType.GPU,
-                supports_distributed=True,
-                supports_mixed_precision=True,
-                total_memory_mb=40_960,
-            )
-
-    detector = Rack()
+    rack = DeviceCapabilities(
+        compute_capability="8.0",
+        device_count=4,
+        device_type=DeviceType.GPU,
+        supports_distributed=True,
+        supports_mixed_precision=True,
+        total_memory_mb=40_960,
+    )
+    detector = SimpleNamespace(detect_capabilities=lambda: rack)
     dm = DeviceManager(detector=detector)
     assert isinstance(detector, DeviceDetector)
     assert (dm.gpu_count, dm.capabilities.compute_capability) == (4, "8.0")

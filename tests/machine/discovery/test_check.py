@@ -202,14 +202,10 @@ def test_what_was_given_too_little_time_is_not_condemned(faulty: str) -> None:
 
 def test_numpy_on_the_cpu_stays_whatever_was_said_of_it() -> None:
     device = anydevice.discover()["cpu"].devices[0]
-    keep_verdict(
-        key_of("cpu", 0, device.facts, "numpy"),
-        Verdict("cpu", "numpy", False, Reason("wrong_answer", "wrong")),
-    )
-    keep_verdict(
-        key_of("cpu", 0, device.facts, "torch"),
-        Verdict("cpu", "torch", False, Reason("wrong_answer", "wrong")),
-    )
+    wrong = Reason("wrong_answer", "wrong")
+    for engine in ("numpy", "torch"):
+        key = key_of("cpu", 0, device.facts, engine)
+        keep_verdict(key, Verdict("cpu", engine, False, wrong))
     again = anydevice.discover(refresh=True)["cpu"].devices[0]
     assert again.usable
     assert "numpy" in again.status.engines

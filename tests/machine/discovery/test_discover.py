@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +23,7 @@ from anydevice._machine.discovery.libraries import findings_of
 from anydevice._machine.hardware import readers
 from anydevice._machine.settings.files import verdicts_file
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
+from tests.conftest import Site
 
 H200 = Facts(
     name="NVIDIA H200",
@@ -106,19 +108,11 @@ def test_a_whole_backend_that_stopped_takes_its_devices_along() -> None:
     assert (seen["code"], seen["fix"]) == ("driver_too_old", "update it")
 
 
-def test_one_old_card_does_not_spoil_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    mixed = BackendScan(
-        "cuda",
-        present=True,
-        devices=(
-            RawDevice(0, "gpu", H200, Reason("card_too_old", "too old")),
-            RawDevice(1, "gpu", H200),
-        ),
-        engines=("numpy",),
-    )
+def test_one_old_card_does_not_spoil_the_other() -> None:
+    old = RawDevice(0, "gpu", H200, Reason("card_too_old", "too old"))
+    mixed = BackendScan("cuda", True, (old, RawDevice(1, "gpu", H200)), engines=("numpy",))
     (finding,) = findings_of([mixed])
-    assert finding.usable
-    assert finding.stage is None
+    assert (finding.usable, finding.stage) == (True, None)
     assert [d.usable for d in finding.devices] == [False, True]
     assert finding.devices[0].status.stage == "device"
 
@@ -273,14 +267,10 @@ def probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no-u
 
     def install(name: str) -> None:
         site = tmp_path / "site"
-        info = site / "neural_probe-1.0.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: neural-probe\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(
-            f"[anydevice.probes]\nneural = neural_probe:{name}\n"
-        )
-        module = type(sys)("neural_probe")
-        vars(module)[name] = globals()[name]
+        site.mkdir()
+        entry = f"[anydevice.probes]\nneural = neural_probe:{name}\n"
+        Site(site).distribution("neural-probe", "1.0", entry)
+        module = SimpleNamespace(**{name: globals()[name]})
         monkeypatch.setitem(sys.modules, "neural_probe", module)
         monkeypatch.syspath_prepend(str(site))
 
@@ -336,9 +326,8 @@ def test_a_scan_that_makes_no_sense_is_a_finding(probe) -> None:  # type: ignore
 
 
 def test_an_added_backend_that_shows_no_device_is_a_finding() -> None:
-    silent = BackendScan(
-        "npu", present=True, stage="driver", reason=Reason("asleep", "its driver is asleep")
-    )
+    asleep = Reason("asleep", "its driver is asleep")
+    silent = BackendScan("npu", present=True, stage="driver", reason=asleep)
     with testing.fake_machine(keep_settings=True, scans=[silent]) as report:
         assert report["npu"].reason == "its driver is asleep"
         with pytest.raises(DeviceNotFoundError, match="npu stopped at driver: its driver is asl"):
@@ -355,17 +344,6 @@ def test_two_packages_may_call_their_probes_alike(
     report = anydevice.discover(refresh=True)
     assert report["npu"].usable
     assert any(note.startswith("probe neural of other-probe") for note in report["cpu"].notes)
-
-
-def test_a_reader_that_cannot_even_begin_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> readers.Look:
-        raise OSError("the list of drivers is gone")
-
-    monkeypatch.setitem(readers.READERS, "opencl", broken)
-    finding = anydevice.discover(refresh=True)["opencl"]
-    assert finding.reason == "reading it failed: OSError: the list of drivers is gone"
-    monkeypatch.undo()
-    anydevice.discover(refresh=True)
 
 
 def test_a_made_up_machine_that_fails_leaves_the_real_one() -> None:
@@ -402,11 +380,12 @@ def test_the_report_may_be_forgotten_while_others_ask_for_it() -> None:
     assert errors == []
 
 
-def test_a_reader_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(limit: float) -> BackendScan:
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_reader_that_fails_is_a_finding(begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*limit: float) -> BackendScan:
         raise OSError("sysfs is gone")
 
-    monkeypatch.setitem(readers.READERS, "rocm", lambda: broken)
+    monkeypatch.setitem(readers.READERS, "rocm", (lambda: broken) if begins else broken)
     finding = anydevice.discover(refresh=True)["rocm"]
     assert (finding.present, finding.stage) == (True, "driver")
     assert finding.reason == "reading it failed: OSError: sysfs is gone"

@@ -23,23 +23,11 @@ from anydevice._machine.engines.installed import (
 
 def test_names_and_versions_come_from_the_folders_names(site) -> None:
     site.distribution("jax-cuda12-plugin", "0.10.2")
-    (site.folder / "PyYAML-6.0-py3.11.egg-info").mkdir()
-    (site.folder / "torch-2.13.0+cpu.dist-info").mkdir()
-    (site.folder / "nameless.dist-info").mkdir()
+    for name in ("PyYAML-6.0-py3.11.egg", "torch-2.13.0+cpu.dist", "nameless.dist"):
+        (site.folder / f"{name}-info").mkdir()
     (site.folder / "dist-info").mkdir()
-    assert distributions() == {
-        "jax-cuda12-plugin": "0.10.2",
-        "pyyaml": "6.0",
-        "torch": "2.13.0+cpu",
-    }
-
-
-def test_what_comes_first_on_the_search_path_counts(site, tmp_path, monkeypatch) -> None:
-    site.distribution("numpy", "1.0")
-    other = tmp_path / "other"
-    (other / "numpy-2.0.dist-info").mkdir(parents=True)
-    monkeypatch.setattr(sys, "path", [str(other), *sys.path])
-    assert distributions()["numpy"] == "2.0"
+    versions = {"jax-cuda12-plugin": "0.10.2", "pyyaml": "6.0", "torch": "2.13.0+cpu"}
+    assert distributions() == versions
 
 
 def test_a_later_installation_is_seen(site) -> None:
@@ -49,18 +37,18 @@ def test_a_later_installation_is_seen(site) -> None:
     assert distributions() == {"jax": "0.10.2"}
 
 
-def test_paths_that_are_no_folders_are_passed_over(site, tmp_path, monkeypatch) -> None:
+def test_the_first_on_the_search_path_counts(site, tmp_path, monkeypatch) -> None:
+    site.distribution("jax", "0.10.2")
     archive = tmp_path / "library.zip"
     archive.touch()
     monkeypatch.setattr(sys, "path", [str(archive), str(tmp_path / "gone"), *sys.path])
-    site.distribution("jax", "0.10.2")
-    assert distributions() == {"jax": "0.10.2"}
-
-
-def test_the_empty_entry_is_the_working_directory(site, tmp_path, monkeypatch) -> None:
-    (tmp_path / "jax-0.1.dist-info").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    assert distributions() == {"jax": "0.10.2"}  # what is no folder is passed over
+    for place, version in (("other", "2.0"), ("work", "0.1")):
+        (tmp_path / place / f"jax-{version}.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "other"), *sys.path])
+    assert distributions()["jax"] == "2.0"
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])  # the working directory
     assert distributions()["jax"] == "0.1"
 
 
@@ -99,11 +87,13 @@ def test_a_package_is_found_without_being_imported(site) -> None:
     folder = site.package("torch")
     assert package_folder("torch") == folder
     assert "torch" not in sys.modules
+    assert package_folder("numpy") == Path(numpy.__file__).parent  # which is imported
 
 
 def test_what_is_no_package(site, monkeypatch: pytest.MonkeyPatch) -> None:
     (site.folder / "torch" / "lib").mkdir(parents=True)  # a folder without code
     assert package_folder("torch") is None
+    assert not registry.installed("torch").installed
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # without a spec
     assert package_folder("torch") is None
     assert package_folder("sys") is None
@@ -115,10 +105,6 @@ def test_a_namespace_folder_with_a_compiled_module_is_one(site) -> None:
     folder = site.mlx("0.32.4")
     os.utime(site.folder, ns=(1, 1))
     assert package_folder("mlx") == folder
-
-
-def test_a_loaded_package_is_where_it_was_loaded_from() -> None:
-    assert package_folder("numpy") == Path(numpy.__file__).parent
 
 
 LISTS = {
@@ -140,17 +126,20 @@ def test_the_architectures_inside_a_library(site, library: bytes) -> None:
     assert " ".join(read_architectures(folder)) == LISTS[library]
 
 
-def test_architectures_on_windows(site) -> None:
-    folder = site.torch("2.11.0+cu130", cuda="13.0")
-    (folder / "lib" / "torch_python.dll").write_bytes(b"\0sm_80 sm_90\0")
-    assert registry.installed("torch").architectures() == ("sm_80", "sm_90")
-
-
-def test_an_empty_or_missing_library_has_unknown_architectures(site) -> None:
+@pytest.mark.parametrize(
+    ("file", "content", "found"),
+    [
+        ("torch_python.dll", b"\0sm_80 sm_90\0", ("sm_80", "sm_90")),
+        ("libtorch_python.so", b"", ()),
+    ],
+)
+def test_architectures_on_windows_and_unknown_ones(
+    site, file: str, content: bytes, found: tuple[str, ...]
+) -> None:
     folder = site.torch("2.11.0+cu130", cuda="13.0")
     assert read_architectures(folder / "elsewhere") == ()
-    (folder / "lib" / "libtorch_python.so").touch()
-    assert registry.installed("torch").architectures() == ()
+    (folder / "lib" / file).write_bytes(content)
+    assert registry.installed("torch").architectures() == found
 
 
 @pytest.mark.parametrize(
@@ -200,11 +189,6 @@ def test_nothing_is_installed_on_an_empty_path(site, engine: str) -> None:
     assert (build.installed, build.version, build.architectures()) == (False, None, ())
 
 
-def test_a_folder_of_that_name_is_not_the_library(site) -> None:
-    (site.folder / "torch").mkdir()
-    assert not registry.installed("torch").installed
-
-
 def test_without_metadata_the_version_is_the_one_in_use(site, monkeypatch) -> None:
     site.package("pyopencl")
     assert registry.installed("opencl").version == "of unknown version"
@@ -246,40 +230,34 @@ def test_jax_and_its_plugins(site, plugins: tuple[str, ...], runtimes: dict[str,
     assert (build.name, build.runtimes, build.faults) == ("jax 0.10.2", runtimes, {})
 
 
-def test_of_two_cuda_plugins_the_newer_one_counts(site) -> None:
-    build = install_jax(
-        site,
-        "jax-cuda12-plugin 0.10.2",
-        "jax-cuda12-pjrt 0.10.2",
-        "jax-cuda13-plugin 0.10.1",
-        "jax-cuda13-pjrt 0.10.1",
-    )
-    assert build.runtimes == {"cuda": "13"}
+def test_of_two_plugins_the_newer_one_counts(site) -> None:
+    old = ("jax-cuda12-plugin 0.10.2", "jax-cuda12-pjrt 0.10.2", "jax-rocm60-plugin 0.5.0")
+    new = ("jax-cuda13-plugin 0.10.1", "jax-cuda13-pjrt 0.10.1")
+    build = install_jax(site, *old, *new, "jax-rocm7-plugin 0.10.2", "jax-rocm7-pjrt 0.10.2")
+    assert build.runtimes == {"cuda": "13", "rocm": "7"}
+    assert list(build.faults) == ["cuda"]
     assert "jax-cuda13-plugin 0.10.1" in build.faults["cuda"].text
-
-
-def test_an_older_plugin_after_a_newer_one_changes_nothing(site) -> None:
-    build = install_jax(
-        site, "jax-rocm60-plugin 0.5.0", "jax-rocm7-plugin 0.10.2", "jax-rocm7-pjrt 0.10.2"
-    )
-    assert (build.runtimes, build.faults) == ({"rocm": "7"}, {})
-    (site.folder / "jax_cuda13_plugin-0.10.2.dist-info").mkdir()
     (site.folder / "jax_cuda9_plugin-0.10.2.dist-info").mkdir()
     assert registry.installed("jax").runtimes["cuda"] == "13"
 
 
-def test_a_plugin_of_another_release(site) -> None:
-    build = install_jax(site, "jax-cuda12-plugin 0.10.1", "jax-cuda12-pjrt 0.10.1")
-    assert {name: fault.text for name, fault in build.faults.items()} == {
-        "cuda": "jax-cuda12-plugin 0.10.1 does not fit jaxlib 0.10.2, so JAX will not use it"
-    }
-
-
-def test_half_a_plugin(site) -> None:
-    build = install_jax(site, "jax-cuda12-plugin 0.10.2")
-    assert {name: fault.text for name, fault in build.faults.items()} == {
-        "cuda": "jax-cuda12-plugin 0.10.2 is installed without jax-cuda12-pjrt"
-    }
+@pytest.mark.parametrize(
+    ("plugins", "fault"),
+    [
+        (
+            ["jax-cuda12-plugin 0.10.1", "jax-cuda12-pjrt 0.10.1"],
+            "jax-cuda12-plugin 0.10.1 does not fit jaxlib 0.10.2, so JAX will not use it",
+        ),
+        (
+            ["jax-cuda12-plugin 0.10.2"],
+            "jax-cuda12-plugin 0.10.2 is installed without jax-cuda12-pjrt",
+        ),
+    ],
+    ids=["another release", "half a plugin"],
+)
+def test_a_plugin_that_cannot_be_used(site, plugins: list[str], fault: str) -> None:
+    build = install_jax(site, *plugins)
+    assert {name: fault.text for name, fault in build.faults.items()} == {"cuda": fault}
 
 
 @pytest.mark.parametrize(
@@ -299,40 +277,31 @@ def test_cupy(site, distribution: str, runtimes: dict[str, str]) -> None:
     assert (build.name, build.runtimes) == (f"{distribution} 14.2.0", runtimes)
 
 
-def test_cupy_without_metadata_may_be_for_either(site) -> None:
+def test_cupy_without_metadata_and_several_cupys(site) -> None:
     site.package("cupy")
     assert registry.installed("cupy").runtimes == {"cuda": "", "rocm": ""}
-
-
-def test_several_cupys(site) -> None:
-    site.package("cupy")
     site.distribution("cupy-cuda11x", "13.6.0")
     site.distribution("cupy-cuda12x", "14.2.0")
-    assert str(registry.installed("cupy").broken) == (
-        "cupy-cuda11x 13.6.0 and cupy-cuda12x 14.2.0 are installed together and overwrite each "
-        "other"
-    )
+    both = "cupy-cuda11x 13.6.0 and cupy-cuda12x 14.2.0"
+    broken = f"{both} are installed together and overwrite each other"
+    assert str(registry.installed("cupy").broken) == broken
 
 
-def test_mlx(site) -> None:
-    site.mlx("0.32.4", "cpu")
+@pytest.mark.parametrize(("backend", "runtimes"), [("cpu", {}), ("metal", {"metal": ""})])
+def test_mlx(site, backend: str, runtimes: dict[str, str]) -> None:
+    site.mlx("0.32.4", backend)
     build = registry.installed("mlx")
-    assert (build.name, build.runtimes, build.broken) == ("mlx 0.32.4", {}, None)
-
-
-def test_mlx_with_metal(site) -> None:
-    site.mlx("0.32.4", "metal")
-    assert registry.installed("mlx").runtimes == {"metal": ""}
-
-
-def test_mlx_from_before_metal_was_a_package_of_its_own(site) -> None:
-    folder = site.mlx("0.21.0")
-    (folder / "lib" / "libmlx.dylib").touch()
-    (folder / "lib" / "mlx.metallib").touch()
-    assert registry.installed("mlx").runtimes == {"metal": ""}
+    assert (build.name, build.runtimes, build.broken) == ("mlx 0.32.4", runtimes, None)
 
 
 def test_mlx_without_a_backend(site) -> None:
     site.mlx("0.32.4")
     broken = str(registry.installed("mlx").broken)
     assert broken == "mlx 0.32.4 is installed without any of its backends"
+
+
+def test_mlx_from_before_metal_was_a_package_of_its_own(site) -> None:
+    folder = site.mlx("0.21.0")
+    for library in ("libmlx.dylib", "mlx.metallib"):
+        (folder / "lib" / library).touch()
+    assert registry.installed("mlx").runtimes == {"metal": ""}

@@ -17,6 +17,7 @@ from anydevice._machine.hardware.linux import name_of, own_memory
 from anydevice._machine.hardware.readers import DeviceProcess, Readings, processes, readings
 from anydevice._machine.hardware.rocm import reader as rocm
 from anydevice._machine.hardware.rocm import usage as readings_amd
+from tests.machine.tree import Tree, write_file
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "rocm"
 MIB = 2**20
@@ -26,32 +27,17 @@ CARD = "sys/bus/pci/devices/0000:03:00.0"
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads the real /proc")
 
 
-def write_file(root: Path, path: str, content: str | int) -> None:
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"{content}\n")
-
-
 # ---------------------------------------------------------------- which backend tells what
 
 
-def test_backends_that_tell_nothing() -> None:
-    facts = Facts("some device", free_memory=7)
-    for backend in ("opencl", "tpu", "made-up"):
-        assert readings(backend, 0, facts) == Readings()
+def test_backends_that_tell_nothing_and_fake_devices() -> None:
+    nothing = Facts("some device", free_memory=7)
+    fake = Facts("fake", free_memory=7, details={"fake": True})
+    told = [(name, nothing, None) for name in ("opencl", "tpu", "made-up")]
+    told += [(name, fake, 7) for name in ("cuda", "cpu", "opencl")]
+    for backend, facts, free in [*told, ("metal", Facts("a card"), None)]:
+        assert readings(backend, 0, facts) == Readings(free_memory=free)
         assert processes(backend, 0, facts) == ()
-
-
-def test_a_fake_device_tells_what_it_was_given() -> None:
-    facts = Facts("fake", free_memory=7, details={"fake": True})
-    for backend in ("cuda", "cpu", "opencl"):
-        assert readings(backend, 0, facts) == Readings(free_memory=7)
-        assert processes(backend, 0, facts) == ()
-
-
-def test_metal_tells_its_memory_alone() -> None:
-    assert readings("metal", 0, Facts("a card")) == Readings()
-    assert processes("metal", 0, Facts("a card")) == ()
 
 
 def test_plain_data() -> None:
@@ -75,27 +61,13 @@ def test_plain_data() -> None:
 def radeon(tmp_path: Path) -> tuple[Path, Facts]:
     """The root and the facts of an RX 7900 XTX that is at work."""
     content = tomllib.loads((RECORDED / "rx7900xtx.toml").read_text())["files"]
-    for path, text in content.items():
-        write_file(tmp_path, path, text.strip("\n"))
-    for name, value in {
-        "gpu_busy_percent": 97,
-        "mem_busy_percent": 33,
-        "power/runtime_status": "active",
-    }.items():
-        write_file(tmp_path, f"{CARD}/{name}", value)
-    for name, value in {
-        "name": "amdgpu",
-        "temp1_input": 54000,
-        "temp1_label": "edge",
-        "temp2_input": 71000,
-        "temp2_label": "junction",
-        "power1_average": 303_000_000,
-        "power1_cap": 339_000_000,
-        "pwm1": 51,
-        "pwm1_max": 255,
-        "freq1_input": 2_411_000_000,
-    }.items():
-        write_file(tmp_path, f"{SENSORS}/{name}", value)
+    tree = Tree(tmp_path).write({path: text.strip("\n") for path, text in content.items()})
+    tree.write({"gpu_busy_percent": 97, "mem_busy_percent": 33}, CARD)
+    tree.write({"power/runtime_status": "active"}, CARD)
+    tree.write({"temp1_input": 54000, "temp1_label": "edge", "name": "amdgpu"}, SENSORS)
+    tree.write({"temp2_input": 71000, "temp2_label": "junction", "pwm1": 51}, SENSORS)
+    tree.write({"power1_average": 303_000_000, "power1_cap": 339_000_000}, SENSORS)
+    tree.write({"pwm1_max": 255, "freq1_input": 2_411_000_000}, SENSORS)
     seen = rocm.look(
         20, root=tmp_path, environment={}, accessible=lambda path: True, platform="linux"
     )
@@ -143,14 +115,9 @@ def test_a_driver_that_tells_nothing(tmp_path: Path) -> None:
 
 def test_who_computes_on_a_radeon(radeon: tuple[Path, Facts]) -> None:
     root, facts = radeon
-    kfd = "sys/class/kfd/kfd/proc"
-    write_file(root, f"{kfd}/4242/vram_60124", 300 * MIB)
-    write_file(root, f"{kfd}/4242/vram_31402", 5 * MIB)
-    write_file(root, f"{kfd}/4343/vram_60124", 900 * MIB)
-    write_file(root, f"{kfd}/4444/vram_31402", 1)
-    write_file(root, f"{kfd}/4444/pasid", 32770)
-    write_file(root, "proc/4242/comm", "train")
-    write_file(root, "proc/4343/comm", "a stranger of the same number")
+    kfd = {"4242/vram_60124": 300 * MIB, "4242/vram_31402": 5 * MIB, "4343/vram_60124": 900 * MIB}
+    Tree(root).write({**kfd, "4444/vram_31402": 1, "4444/pasid": 32770}, "sys/class/kfd/kfd/proc")
+    Tree(root).write({"4242/comm": "train", "4343/comm": "a stranger"}, "proc")
     (root / "proc/4343/fd").mkdir()
     (root / "proc/4343/fd/3").symlink_to("/dev/null")
     assert readings_amd.processes(0, facts, root=root) == (
@@ -162,28 +129,24 @@ def test_who_computes_on_a_radeon(radeon: tuple[Path, Facts]) -> None:
 # ---------------------------------------------------------------- the CPU
 
 
+RAPL = {"energy_uj": 1_000_000, "max_energy_range_uj": 5_000_000}
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Path:
     """A machine with two packages; its counters are written anew by `later`."""
-    write_file(tmp_path, "proc/stat", "cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 1 2 3")
-    write_file(tmp_path, "proc/meminfo", "MemTotal: 1000 kB\nMemAvailable:  400 kB")
-    powercap = "sys/class/powercap"
+    tree = Tree(tmp_path)
+    tree.write({"stat": "cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 1 2 3"}, "proc")
+    tree.write({"meminfo": "MemTotal: 1000 kB\nMemAvailable:  400 kB"}, "proc")
     for number, name in enumerate(["package-0", "package-1", "psys"]):
-        folder = f"{powercap}/intel-rapl:{number}"
-        write_file(tmp_path, f"{folder}/name", name)
-        write_file(tmp_path, f"{folder}/energy_uj", 1_000_000)
-        write_file(tmp_path, f"{folder}/max_energy_range_uj", 5_000_000)
-        write_file(tmp_path, f"{folder}/constraint_0_power_limit_uw", 150_000_000)
-    write_file(tmp_path, f"{powercap}/intel-rapl:0:0/name", "core")
-    write_file(tmp_path, f"{powercap}/intel-rapl:0:0/energy_uj", 77)
-    write_file(tmp_path, "sys/class/hwmon/hwmon0/name", "nvme")
-    write_file(tmp_path, "sys/class/hwmon/hwmon0/temp1_input", 20000)
-    write_file(tmp_path, "sys/class/hwmon/hwmon1/name", "coretemp")
-    write_file(tmp_path, "sys/class/hwmon/hwmon1/temp1_input", 61000)
-    write_file(tmp_path, "sys/class/hwmon/hwmon1/temp1_label", "Package id 0")
-    for number, clock in enumerate([800_000, 3_700_000]):
-        folder = f"sys/devices/system/cpu/cpufreq/policy{number}"
-        write_file(tmp_path, f"{folder}/scaling_cur_freq", clock)
+        limited = {**RAPL, "name": name, "constraint_0_power_limit_uw": 150_000_000}
+        tree.write(limited, f"sys/class/powercap/intel-rapl:{number}")
+    tree.write({"name": "core", "energy_uj": 77}, "sys/class/powercap/intel-rapl:0:0")
+    tree.write({"name": "nvme", "temp1_input": 20000}, "sys/class/hwmon/hwmon0")
+    tree.write({"name": "coretemp", "temp1_input": 61000}, "sys/class/hwmon/hwmon1")
+    tree.write({"temp1_label": "Package id 0"}, "sys/class/hwmon/hwmon1")
+    clocks = {"policy0/scaling_cur_freq": 800_000, "policy1/scaling_cur_freq": 3_700_000}
+    tree.write(clocks, "sys/devices/system/cpu/cpufreq")
     return tmp_path
 
 
@@ -241,13 +204,6 @@ def test_what_a_server_does(server: Path, clock: Clock) -> None:
     assert (read().load, clock.slept) == (0.25, 2)
 
 
-def test_a_server_that_hides_everything(tmp_path: Path) -> None:
-    read = readings_cpu.readings(
-        0, Facts("x"), root=tmp_path, system="linux", meter=Meter(tmp_path)
-    )
-    assert read == Readings()
-
-
 def test_energy_that_only_the_superuser_may_read(server: Path, clock: Clock) -> None:
     for file in (server / "sys/class/powercap").glob("*/energy_uj"):
         file.unlink()
@@ -261,12 +217,13 @@ def test_energy_that_only_the_superuser_may_read(server: Path, clock: Clock) -> 
 def test_a_machine_that_has_only_thermal_zones(
     tmp_path: Path, kind: str, degrees: float | None
 ) -> None:
-    write_file(tmp_path, "sys/class/thermal/thermal_zone0/type", kind)
-    write_file(tmp_path, "sys/class/thermal/thermal_zone0/temp", 48500)
-    read = readings_cpu.readings(
-        0, Facts("x"), root=tmp_path, system="linux", meter=Meter(tmp_path)
-    )
-    assert read.temperature == degrees
+    def read() -> Readings:
+        meter = Meter(tmp_path)
+        return readings_cpu.readings(0, Facts("x"), root=tmp_path, system="linux", meter=meter)
+
+    assert read() == Readings()  # everything is hidden
+    Tree(tmp_path).write({"type": kind, "temp": 48500}, "sys/class/thermal/thermal_zone0")
+    assert read().temperature == degrees
 
 
 def stat(pid: int, ticks: int, started: int = 5) -> str:

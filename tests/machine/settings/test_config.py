@@ -300,15 +300,11 @@ def test_virtual_cpus_are_counted_without_starting_jax(
     assert library_settings.virtual_cpus() == count
 
 
-def test_as_plain_data() -> None:
-    plain = Config(order=("cuda",), env={"A": "1"}).to_dict()
-    assert plain["order"] == ["cuda"]
-    assert plain["env"] == {"A": "1"}
+def test_as_plain_data_and_without_limits_unasked() -> None:
+    config = Config(order=("cuda",), env={"A": "1"})
+    plain = config.to_dict()
+    assert (plain["order"], plain["env"]) == (["cuda"], {"A": "1"})
     assert (plain["memory"], plain["memory_fraction"]) == (None, None)
-
-
-def test_nothing_is_limited_where_nobody_asks() -> None:
-    config = Config()
     assert (config.memory, config.memory_fraction, config.memory_limit) == (None, None, None)
 
 

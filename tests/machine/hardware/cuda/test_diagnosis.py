@@ -20,6 +20,7 @@ from anydevice._machine.hardware.cuda.diagnosis import (
     nvml_fault,
 )
 from anydevice._machine.hardware.cuda.facts import Surroundings
+from tests.machine.scans import only, stop_of
 from tests.reasons import code_of, fix_of, text_of
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "cuda"
@@ -34,10 +35,8 @@ SERVER = Surroundings(
 )
 DESKTOP = Surroundings("linux", cards=("0000:0b:00.0",), distribution=("ubuntu", "debian"))
 BARE = Surroundings("linux")
-NOTHING = Outcome(
-    "answered",
-    {"library": None, "problem": None, "driver_library": None, "driver_problem": None},
-)
+NO_LIBRARIES = {"library": None, "problem": None, "driver_library": None, "driver_problem": None}
+NOTHING = Outcome("answered", NO_LIBRARIES)
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -56,30 +55,15 @@ def driver(name: str) -> Outcome:
 
 def agreeing(nvml: Outcome) -> Outcome:
     """The answer of a driver that shows every whole card of NVML's answer, in the same order."""
-    told = nvml.answer
+    told, same = nvml.answer, ("name", "bus", "capability", "compute_mode", "total")
+    unknown = {"error": None, "integrated": False, "multiprocessors": None, "free": None}
     devices = [
-        {
-            "error": None,
-            "name": card["name"],
-            "uuid": card["uuid"].removeprefix("GPU-"),
-            "bus": card["bus"],
-            "capability": card["capability"],
-            "compute_mode": card["compute_mode"],
-            "integrated": False,
-            "multiprocessors": None,
-            "total": card["total"],
-            "free": None,
-        }
+        {**unknown, **{key: card[key] for key in same}, "uuid": card["uuid"].removeprefix("GPU-")}
         for card in told["cards"]
         if card["error"] is None
     ]
-    content = {
-        "library": told["driver_library"],
-        "error": None,
-        "cuda_version": told["cuda_version"],
-        "devices": devices,
-    }
-    return Outcome("answered", content)
+    versions = {"library": told["driver_library"], "cuda_version": told["cuda_version"]}
+    return Outcome("answered", {**versions, "error": None, "devices": devices})
 
 
 def nvml_code(code: int) -> Outcome:
@@ -88,15 +72,9 @@ def nvml_code(code: int) -> Outcome:
 
 
 def driver_code(code: int) -> Outcome:
-    return Outcome(
-        "answered",
-        {
-            "library": "libcuda.so.1",
-            "error": {"call": "cuInit", "code": code},
-            "cuda_version": 13000,
-            "devices": [],
-        },
-    )
+    error = {"call": "cuInit", "code": code}
+    content = {"library": "libcuda.so.1", "error": error, "cuda_version": 13000, "devices": []}
+    return Outcome("answered", content)
 
 
 def seen(
@@ -226,50 +204,40 @@ def test_a_driver_that_fails_though_nvml_answers(failing: Outcome, reason: str, 
     assert scan.notes == ()
 
 
-def test_of_a_driver_that_fails_the_variable_still_tells_which_cards_it_would_show() -> None:
+def test_of_a_driver_that_fails_the_variable_tells_which_cards_it_shows() -> None:
     scan = seen(nvml("two_models"), driver_code(999), **{VISIBLE: "GPU-1b2c"})
-    assert scan.stage == "driver"
-    assert names(scan) == ["NVIDIA GeForce RTX 4090"]
+    assert (scan.stage, names(scan)) == ("driver", ["NVIDIA GeForce RTX 4090"])
     assert scan.notes == ('CUDA_VISIBLE_DEVICES="GPU-1b2c" shows 1 of 2 devices',)
-
-
-def test_a_driver_that_fails_is_the_reason_even_where_a_variable_hides_every_card() -> None:
+    # It is the reason even where the variable hides every card.
     scan = seen(nvml("h200"), Outcome("crashed", step="cuInit"), **{VISIBLE: "-1"})
-    assert (scan.present, scan.stage, scan.devices) == (True, "driver", ())
-    assert text_of(scan) == "the CUDA driver crashed in cuInit"
+    assert stop_of(scan) == (True, "driver", "the CUDA driver crashed in cuInit")
+    assert scan.devices == ()
     assert scan.notes == ('CUDA_VISIBLE_DEVICES="-1" shows 0 of 1 devices ("-1" ends the list)',)
 
 
 def test_of_a_split_card_cuda_shows_the_first_instance_alone() -> None:
     scan = seen(nvml("mig_a100"), driver("mig_a100"))
-    (device,) = scan.devices
+    facts = only(scan).facts
     assert scan.stage is None
-    facts = device.facts
     assert facts.name == "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
     assert facts.uuid == "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"
-    assert facts.pci_address == "0000:36:00.0"
-    assert facts.total_memory == 19968 * MIB
+    assert (facts.pci_address, facts.total_memory) == ("0000:36:00.0", 19968 * MIB)
     assert facts.compute_capability == "8.0"
     assert facts.details["parent_uuid"] == "GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77"
-    assert facts.details["gpu_instance"] == 1
-    assert facts.details["multiprocessors"] == 42
+    assert (facts.details["gpu_instance"], facts.details["multiprocessors"]) == (1, 42)
     assert scan.notes == ("a process sees one MIG instance and no other card: 1 of 3",)
-
-
-def test_the_other_instance_by_its_name() -> None:
     # Also of a driver that fails: which instance it would have been is told by its name.
     name = "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb"
     chosen = seen(nvml("mig_a100"), driver_code(999), **{VISIBLE: name})
-    assert chosen.stage == "driver"
-    assert [device.facts.details["gpu_instance"] for device in chosen.devices] == [2]
+    assert (chosen.stage, only(chosen).facts.details["gpu_instance"]) == ("driver", 2)
 
 
 def test_mig_mode_without_instances() -> None:
     content = answer("mig_a100")
     content["cards"] = [content["cards"][0] | {"instances": []}]
     scan = seen(Outcome("answered", content), driver_code(100))
-    assert (scan.present, scan.stage, scan.devices) == (True, "device", ())
-    assert text_of(scan) == "MIG mode is on, and no MIG instance has been made"
+    text = "MIG mode is on, and no MIG instance has been made"
+    assert (*stop_of(scan), scan.devices) == (True, "device", text, ())
     assert "nvidia-smi -mig 0" in fix_of(scan)
 
 
@@ -280,12 +248,8 @@ def test_every_card_hidden(value: str) -> None:
     assert f'CUDA_VISIBLE_DEVICES="{value}" hides every device' in text_of(scan)
     assert "it takes 0, or GPU-f425bb54-c4e9-c26e-8ead-eeb33db6c9aa (NVIDIA H200)" in text_of(scan)
     assert fix_of(scan) == "unset CUDA_VISIBLE_DEVICES"
-
-
-def test_a_hidden_card_on_windows() -> None:
-    windows = Surroundings("win32")
-    scan = seen(nvml("windows"), driver_code(100), windows, **{VISIBLE: "-1"})
-    assert fix_of(scan) == "set CUDA_VISIBLE_DEVICES="
+    windows = seen(nvml("windows"), driver_code(100), Surroundings("win32"), **{VISIBLE: value})
+    assert fix_of(windows) == "set CUDA_VISIBLE_DEVICES="
 
 
 def test_hidden_cards_that_only_the_driver_could_show() -> None:
@@ -307,18 +271,12 @@ def test_hidden_cards_that_only_the_driver_could_show() -> None:
 def test_a_jetson_shares_its_memory() -> None:
     around = Surroundings("linux", tegra="L4T 36.3.0", available_memory=20 * GIB)
     scan = seen(nvml("jetson_orin"), driver("jetson_orin"), around)
-    (device,) = scan.devices
-    facts = device.facts
+    facts = only(scan).facts
     assert scan.stage is None
-    assert (facts.name, facts.memory_kind, facts.driver_version) == (
-        "Orin",
-        "unified",
-        "L4T 36.3.0",
-    )
+    assert (facts.name, facts.memory_kind, facts.architecture) == ("Orin", "unified", "Ampere")
     assert facts.total_memory == facts.usable_memory == 32 * GIB - 700 * MIB
-    assert facts.free_memory == 20 * GIB
+    assert (facts.free_memory, facts.driver_version) == (20 * GIB, "L4T 36.3.0")
     assert (facts.pci_address, facts.compute_capability) == (None, "8.7")
-    assert facts.architecture == "Ampere"
     assert facts.uuid == "GPU-1b35a1a8-5cb2-5b4c-9f5b-6f1d2b3c4d5e"
     assert facts.details["source"] == "driver"
 
@@ -326,37 +284,31 @@ def test_a_jetson_shares_its_memory() -> None:
 def test_a_jetson_with_cuda_11_is_told_of_jetpack_6() -> None:
     around = Surroundings("linux", tegra="L4T 35.4.1")
     scan = seen(nvml("jetson_jetpack5"), driver("jetson_jetpack5"), around)
-    assert scan.stage == "driver"
-    assert text_of(scan) == "driver L4T 35.4.1 serves CUDA 11.4, and CUDA 12 or newer is needed"
+    text = "driver L4T 35.4.1 serves CUDA 11.4, and CUDA 12 or newer is needed"
+    assert (scan.stage, text_of(scan)) == ("driver", text)
     assert fix_of(scan) == "update to JetPack 6 or newer, the first with CUDA 12"
     assert scan.devices[0].facts.uuid is None
 
 
-def test_wsl_keeps_the_path_of_its_library() -> None:
+def test_wsl_keeps_the_path_of_its_library_and_windows_has_none() -> None:
     scan = healthy(nvml("wsl"), Surroundings("linux", wsl=True))
-    (device,) = scan.devices
+    facts = only(scan).facts
     assert scan.stage is None
-    assert device.facts.details["nvml_library"] == "/usr/lib/wsl/lib/libnvidia-ml.so.1"
-    assert device.facts.usable_memory == device.facts.total_memory == 12288 * MIB
-
-
-def test_windows() -> None:
+    assert facts.details["nvml_library"] == "/usr/lib/wsl/lib/libnvidia-ml.so.1"
+    assert facts.usable_memory == facts.total_memory == 12288 * MIB
     scan = healthy(nvml("windows"), Surroundings("win32"))
-    (device,) = scan.devices
+    facts = only(scan).facts
     assert scan.stage is None
-    assert device.facts.name == "NVIDIA GeForce RTX 4070"
-    assert device.facts.driver_version == "560.81"
-    assert "nvml_library" not in device.facts.details
+    assert (facts.name, facts.driver_version) == ("NVIDIA GeForce RTX 4070", "560.81")
+    assert "nvml_library" not in facts.details
 
 
 def test_memory_that_nvml_does_not_tell_comes_from_the_driver() -> None:
     around = replace(SERVER, available_memory=200 * GIB)
-    (device,) = seen(nvml("gb10"), driver("gb10"), around).devices
-    facts = device.facts
-    assert (facts.memory_kind, facts.total_memory) == ("unified", 119 * GIB)
-    assert facts.free_memory == 119 * GIB
+    facts = only(seen(nvml("gb10"), driver("gb10"), around)).facts
+    assert (facts.memory_kind, facts.architecture) == ("unified", "Blackwell")
+    assert facts.total_memory == facts.free_memory == 119 * GIB
     assert (facts.driver_version, facts.pci_address) == ("580.95.05", "000f:01:00.0")
-    assert facts.architecture == "Blackwell"
 
 
 def test_a_card_and_a_driver_that_are_too_old() -> None:
@@ -388,11 +340,10 @@ def test_the_driver_is_judged_by_its_number_where_it_tells_no_cuda(
 def test_a_card_on_which_computing_is_prohibited() -> None:
     content = answer("h200")
     content["cards"][0]["compute_mode"] = 2
-    (device,) = healthy(Outcome("answered", content)).devices
+    device = only(healthy(Outcome("answered", content)))
     assert "Prohibited" in text_of(device)
-    assert fix_of(device) == (
-        "sudo nvidia-smi -i GPU-f425bb54-c4e9-c26e-8ead-eeb33db6c9aa -c DEFAULT"
-    )
+    uuid = "GPU-f425bb54-c4e9-c26e-8ead-eeb33db6c9aa"
+    assert fix_of(device) == f"sudo nvidia-smi -i {uuid} -c DEFAULT"
 
 
 def test_one_lost_card_hides_no_other() -> None:
@@ -416,27 +367,22 @@ def test_every_card_lost() -> None:
 
 def test_neither_card_nor_driver() -> None:
     scan = seen(NOTHING, around=BARE)
-    assert (scan.present, scan.stage) == (False, "driver")
-    assert text_of(scan) == "no NVIDIA card on the PCI bus and no driver library"
-    assert fix_of(scan) is None
+    text = "no NVIDIA card on the PCI bus and no driver library"
+    assert (*stop_of(scan), fix_of(scan)) == (False, "driver", text, None)
 
 
 def test_a_card_without_a_driver() -> None:
     around = replace(DESKTOP, cards=("0000:00:06.0",), holders=("nouveau",))
-    scan = seen(NOTHING, around=around)
-    assert (scan.present, scan.stage) == (True, "driver")
-    assert text_of(scan) == (
-        "an NVIDIA card is at 0000:00:06.0 (held by nouveau) but no NVIDIA driver is installed"
-    )
+    scan, card = seen(NOTHING, around=around), "an NVIDIA card is at 0000:00:06.0"
+    text = f"{card} (held by nouveau) but no NVIDIA driver is installed"
+    assert stop_of(scan) == (True, "driver", text)
     assert fix_of(scan) == "install the NVIDIA driver: sudo ubuntu-drivers install"
 
 
 def test_a_container_without_its_cards() -> None:
     around = Surroundings("linux", cards=("0000:0a:00.0", "0000:0b:00.0"), container=True)
-    scan = seen(NOTHING, around=around)
-    assert text_of(scan) == (
-        "NVIDIA cards are at 0000:0a:00.0, 0000:0b:00.0 but this container was started without them"
-    )
+    scan, cards = seen(NOTHING, around=around), "NVIDIA cards are at 0000:0a:00.0, 0000:0b:00.0"
+    assert text_of(scan) == f"{cards} but this container was started without them"
     assert fix_of(scan) == "start the container with its GPUs: docker run --gpus all …"
 
 
@@ -493,30 +439,24 @@ def test_an_error_of_nvml_is_named(code: int, symbol: str, fix: str) -> None:
     ],
 )
 def test_an_error_of_the_driver_is_named(code: int, symbol: str, fix: str) -> None:
-    nothing = nvml("jetson_orin")
-    scan = seen(nothing, driver_code(code))
+    scan = seen(nvml("jetson_orin"), driver_code(code))
     assert (scan.present, scan.stage) == (True, "driver")
-    assert f"the CUDA driver: {cuda_fault(code).meaning} ({symbol}, {code}) in cuInit" in text_of(
-        scan
-    )
+    words = f"the CUDA driver: {cuda_fault(code).meaning} ({symbol}, {code}) in cuInit"
+    assert words in text_of(scan)
     assert fix in fix_of(scan)
 
 
 def test_a_mismatch_tells_the_version_of_the_kernel_module() -> None:
-    scan = seen(nvml_code(18), driver_code(803))
-    assert "driver/library version mismatch" in text_of(scan)
-    assert "the loaded kernel module is 580.159.04" in text_of(scan)
+    text = text_of(seen(nvml_code(18), driver_code(803)))
+    assert "driver/library version mismatch" in text
+    assert "the loaded kernel module is 580.159.04" in text
 
 
-def test_libraries_without_a_card_are_said_to_be_that() -> None:
+def test_libraries_without_a_card_and_nvml_without_one() -> None:
     scan = seen(nvml_code(9), driver_code(100), BARE)
     assert (scan.present, scan.stage, fix_of(scan)) == (True, "driver", None)
     assert text_of(scan).endswith("no NVIDIA card is on the PCI bus")
-
-
-def test_nvml_without_any_card() -> None:
-    content = answer("h200") | {"cards": []}
-    scan = seen(Outcome("answered", content), driver_code(100))
+    scan = seen(Outcome("answered", answer("h200") | {"cards": []}), driver_code(100))
     assert text_of(scan).startswith("NVML answers but sees no card; the CUDA driver:")
 
 
@@ -525,12 +465,9 @@ def test_no_answer_is_never_taken_for_absence(how: Any) -> None:
     silent = Outcome(how, step="nvmlInit", error="SIGSEGV")
     assert driver_needed(silent)
     scan = seen(silent, Outcome(how, step="cuInit", error="SIGSEGV"), BARE)
-    assert (scan.present, scan.stage) == (True, "driver")
-    words = how.replace("_", " ")
-    assert text_of(scan) == (
-        f"NVML {words} (SIGSEGV) in nvmlInit; the CUDA driver {words} (SIGSEGV) in cuInit"
-    )
-    assert code_of(scan) == how
+    end = f"{how.replace('_', ' ')} (SIGSEGV) in"
+    text = f"NVML {end} nvmlInit; the CUDA driver {end} cuInit"
+    assert (*stop_of(scan), code_of(scan)) == (True, "driver", text, how)
 
 
 def test_the_driver_answers_where_nvml_crashes() -> None:
@@ -543,24 +480,14 @@ def test_the_driver_answers_where_nvml_crashes() -> None:
 
 
 def test_libraries_that_cannot_be_loaded() -> None:
-    broken = Outcome(
-        "answered",
-        {
-            "library": None,
-            "problem": "libnvidia-ml.so.1: invalid ELF header",
-            "driver_library": None,
-            "driver_problem": "libcuda.so.1: invalid ELF header",
-        },
-    )
+    nvml_problem, problem = (f"{name}: invalid ELF header" for name in ("libnvidia-ml", "libcuda"))
+    problems = {"problem": nvml_problem, "driver_problem": problem}
+    broken = Outcome("answered", NO_LIBRARIES | problems)
     assert driver_needed(broken)
-    broken_driver = Outcome(
-        "answered", {"library": None, "problem": "libcuda.so.1: invalid ELF header"}
-    )
-    scan = seen(broken, broken_driver, DESKTOP)
+    scan = seen(broken, Outcome("answered", {"library": None, "problem": problem}), DESKTOP)
     assert scan.present
     assert text_of(scan) == (
-        "NVML cannot be loaded: libnvidia-ml.so.1: invalid ELF header;"
-        " the CUDA driver cannot be loaded: libcuda.so.1: invalid ELF header"
+        f"NVML cannot be loaded: {nvml_problem}; the CUDA driver cannot be loaded: {problem}"
     )
     assert "ubuntu-drivers" in fix_of(scan)
 

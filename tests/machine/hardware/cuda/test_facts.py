@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,15 +15,13 @@ from anydevice._machine.hardware.cuda.facts import (
     nvml_libraries,
     read_surroundings,
 )
-from tests.machine.tree import write_file
+from tests.machine.tree import plug_card, write_file
 
 
 def plug(root: Path, address: str, driver: str | None = None) -> None:
-    entry = f"sys/bus/pci/devices/{address}"
-    write_file(root, f"{entry}/vendor", "0x10de\n")
-    write_file(root, f"{entry}/class", "0x030200\n")
+    entry = plug_card(root, address, "0x10de", "0x030200")
     if driver:
-        (root / entry / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
+        (entry / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
 
 
 OPEN_MODULE = (
@@ -53,26 +52,19 @@ def test_a_server_with_a_driver(tmp_path: Path) -> None:
     )
 
 
-def test_the_closed_module_has_a_version_too(tmp_path: Path) -> None:
+def test_systems_that_tell_little(tmp_path: Path) -> None:
+    assert read_surroundings({}, tmp_path, "linux") == Surroundings("linux")
     write_file(tmp_path, "proc/driver/nvidia/version", CLOSED_MODULE)
     assert read_surroundings({}, tmp_path, "linux").module == "470.57.02"
-
-
-def test_an_empty_tree_tells_nothing(tmp_path: Path) -> None:
-    assert read_surroundings({}, tmp_path, "linux") == Surroundings("linux")
-
-
-def test_windows_has_no_such_files(tmp_path: Path) -> None:
     plug(tmp_path, "0000:00:06.0")
+    assert linux.bound_driver("0000:00:06.0", tmp_path) is None
+    assert read_surroundings({}, tmp_path, "linux").holders == ()
     assert read_surroundings({}, tmp_path, "win32") == Surroundings("win32")
 
 
 def test_a_jetson_is_known_by_its_release(tmp_path: Path) -> None:
-    write_file(
-        tmp_path,
-        "etc/nv_tegra_release",
-        "# R36 (release), REVISION: 3.0, GCID: 36106755, BOARD: generic, EABI: aarch64\n",
-    )
+    release = "# R36 (release), REVISION: 3.0, GCID: 36106755, BOARD: generic, EABI: aarch64\n"
+    write_file(tmp_path, "etc/nv_tegra_release", release)
     around = read_surroundings({}, tmp_path, "linux")
     assert around.tegra == "L4T 36.3.0"
     assert driver_libraries(around)[-1] == "/usr/lib/aarch64-linux-gnu/tegra/libcuda.so.1"
@@ -105,12 +97,6 @@ def test_libraries_of_windows_and_plain_linux() -> None:
     assert driver_libraries(Surroundings("linux")) == ["libcuda.so.1"]
 
 
-def test_a_card_that_no_driver_holds(tmp_path: Path) -> None:
-    plug(tmp_path, "0000:00:06.0")
-    assert linux.bound_driver("0000:00:06.0", tmp_path) is None
-    assert read_surroundings({}, tmp_path, "linux").holders == ()
-
-
 @pytest.mark.parametrize(
     ("distribution", "command"),
     [
@@ -127,12 +113,16 @@ def test_how_to_install_the_driver(distribution: tuple[str, ...], command: str) 
     assert diagnosis._install_driver(Surroundings("linux", distribution=distribution)) == command
 
 
-def test_installing_elsewhere() -> None:
-    assert "docker run --gpus all" in diagnosis._install_driver(
-        Surroundings("linux", container=True)
-    )
-    assert "Windows side" in diagnosis._install_driver(Surroundings("linux", wsl=True))
-    assert "nvidia-jetpack" in diagnosis._install_driver(Surroundings("linux", tegra="L4T 36.3.0"))
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ({"container": True}, "docker run --gpus all"),
+        ({"wsl": True}, "Windows side"),
+        ({"tegra": "L4T 36.3.0"}, "nvidia-jetpack"),
+    ],
+)
+def test_installing_elsewhere(place: dict[str, Any], words: str) -> None:
+    assert words in diagnosis._install_driver(Surroundings("linux", **place))
 
 
 @pytest.mark.parametrize(

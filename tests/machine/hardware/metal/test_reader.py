@@ -12,6 +12,7 @@ import pytest
 from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.hardware import macos
 from anydevice._machine.hardware.metal import reader as metal
+from tests.machine.scans import only, stop_of
 from tests.reasons import fix_of, text_of
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "metal"
@@ -42,62 +43,47 @@ def see(mac: Mac, machine: str = "x86_64") -> BackendScan:
     return metal.look(5, run=mac, platform="darwin", machine=machine)
 
 
-def only(scan: BackendScan) -> RawDevice:
-    (device,) = scan.devices
-    return device
-
-
 @pytest.mark.parametrize("platform", ["linux", "win32"])
 def test_other_systems_are_refused_without_asking_anything(platform: str) -> None:
     mac = Mac()
-    seen = metal.look(5, run=mac, platform=platform)
-    assert (seen.present, seen.stage, text_of(seen)) == (False, "driver", "Metal is only on macOS")
-    assert mac.asked == []
+    stop = stop_of(metal.look(5, run=mac, platform=platform))
+    assert (stop, mac.asked) == ((False, "driver", "Metal is only on macOS"), [])
+
+
+M1_FREE = (18228 + 148651 + 2472 + 7595) * 16384
 
 
 def test_an_m1() -> None:
     mac = Mac("m1")
     seen = see(mac)
     assert (seen.present, seen.stage, seen.notes) == (True, None, ())
-    assert only(seen) == RawDevice(
-        index=0,
-        kind="gpu",
-        facts=Facts(
-            name="Apple M1",
-            memory_kind="unified",
-            total_memory=8 * GIB,
-            usable_memory=8 * GIB * 2 // 3,
-            free_memory=(18228 + 148651 + 2472 + 7595) * 16384,
-            architecture="Apple M1",
-            driver_version="14.5",
-            details={
-                "gpu_cores": 7,
-                "usable_memory_is": "an approximation: two thirds of the memory",
-            },
-        ),
+    approximation = "an approximation: two thirds of the memory"
+    facts = Facts(
+        name="Apple M1",
+        memory_kind="unified",
+        total_memory=8 * GIB,
+        usable_memory=8 * GIB * 2 // 3,
+        free_memory=M1_FREE,
+        architecture="Apple M1",
+        driver_version="14.5",
+        details={"gpu_cores": 7, "usable_memory_is": approximation},
     )
+    assert only(seen) == RawDevice(index=0, kind="gpu", facts=facts)
     assert "system_profiler" not in mac.asked
 
 
-def test_a_limit_that_the_user_set_is_what_is_usable() -> None:
-    facts = only(see(Mac("m2_pro"))).facts
+def test_how_much_memory_is_usable() -> None:
+    mac = Mac("m2_pro")
+    facts = only(see(mac)).facts
     assert (facts.name, facts.architecture) == ("Apple M2 Pro", "Apple M2")
     assert facts.usable_memory == 28 * GIB
     assert facts.free_memory == (1330580 + 362220 + 120000 + 3000) * 16384
     assert facts.details["usable_memory_is"] == "set by iogpu.wired_limit_mb"
-
-
-def test_a_limit_above_the_memory_means_the_memory() -> None:
-    mac = Mac("m2_pro")
     mac.printed["sysctl"] = (mac.printed["sysctl"] or "").replace("28672", "65536")
-    assert only(see(mac)).facts.usable_memory == 32 * GIB
-
-
-def test_a_large_machine_gives_three_quarters() -> None:
-    facts = only(see(Mac("m3_ultra"))).facts
-    assert facts.usable_memory == facts.free_memory == 384 * GIB
-    assert facts.details["gpu_cores"] == 80
-    assert facts.architecture == "Apple M3"
+    assert only(see(mac)).facts.usable_memory == 32 * GIB  # the memory caps the user's limit
+    large = only(see(Mac("m3_ultra"))).facts
+    assert large.usable_memory == large.free_memory == 384 * GIB
+    assert (large.details["gpu_cores"], large.architecture) == (80, "Apple M3")
 
 
 def test_rosetta_is_named_and_the_gpu_keeps_its_name() -> None:
@@ -109,15 +95,11 @@ def test_rosetta_is_named_and_the_gpu_keeps_its_name() -> None:
 
 def test_a_virtual_machine_is_noted() -> None:
     seen = see(Mac("virtual"))
-    device = only(seen)
+    device, facts = only(seen), only(seen).facts
     assert text_of(device) is None
-    assert (device.facts.name, device.facts.architecture) == (
-        "Apple Paravirtual device",
-        "Apple M1",
-    )
+    assert (facts.name, facts.architecture) == ("Apple Paravirtual device", "Apple M1")
     assert "virtual machine" in seen.notes[0]
-    assert device.facts.free_memory is None
-    assert device.facts.details["gpu_cores"] is None
+    assert (facts.free_memory, facts.details["gpu_cores"]) == (None, None)
 
 
 @pytest.mark.parametrize("mark", ["hw.model: VirtualMac2,1", "kern.hv_vmm_present: 1"])
@@ -147,17 +129,13 @@ def test_an_old_macos_serves_nobody_or_torch_alone(
 def test_an_intel_mac_with_a_card() -> None:
     seen = see(Mac("macbook_pro_16"))
     card, integrated = seen.devices
-    assert card.facts.name == "AMD Radeon Pro 5500M"
-    assert card.facts.memory_kind == "dedicated"
+    assert (card.facts.name, card.facts.memory_kind) == ("AMD Radeon Pro 5500M", "dedicated")
     assert card.facts.total_memory == card.facts.usable_memory == 8 * GIB
     assert (card.index, text_of(card)) == (0, None)
     assert integrated.facts.name == "Intel UHD Graphics 630"
     assert (integrated.index, integrated.facts.memory_kind) == (1, "unified")
     assert text_of(integrated) == "Metal needs Apple Silicon or a discrete GPU"
     assert seen.notes == ("the last torch for Intel Macs is 2.2, and mlx has none",)
-
-
-def test_an_old_intel_mac_with_a_card() -> None:
     card, _ = see(Mac("macbook_pro_16").with_version("10.15.7")).devices
     assert text_of(card).startswith("macOS 10.15.7 is too old")
 
@@ -167,8 +145,7 @@ def test_an_intel_mac_without_a_card() -> None:
     device = only(seen)
     assert device.facts.total_memory == 1536 * 2**20
     assert text_of(device) == "Metal needs Apple Silicon or a discrete GPU"
-    assert fix_of(device) is None
-    assert seen.notes == ()
+    assert (fix_of(device), seen.notes) == (None, ())
 
 
 def test_an_intel_mac_in_a_virtual_machine() -> None:
@@ -181,8 +158,7 @@ def test_an_intel_mac_in_a_virtual_machine() -> None:
 
 @pytest.mark.parametrize("printed", [None, "", "unknown oid 'hw.memsize'\n", "\x00\x01 : :\n"])
 def test_sysctl_missing_or_garbled_on_apple_silicon(printed: str | None) -> None:
-    seen = see(Mac(sysctl=printed), machine="arm64")
-    device = only(seen)
+    device = only(see(Mac(sysctl=printed), machine="arm64"))
     assert text_of(device) is None
     assert device.facts.name == "Apple Silicon GPU"
     assert (device.facts.total_memory, device.facts.usable_memory) == (None, None)
@@ -202,13 +178,10 @@ def test_garbled_figures_are_unknown() -> None:
 )
 def test_a_profile_that_cannot_be_read_is_not_an_absent_gpu(printed: str | None) -> None:
     seen = see(Mac(system_profiler=printed))
-    assert (seen.present, seen.stage, seen.devices) == (True, "driver", ())
-    assert text_of(seen) == "system_profiler did not tell which graphics hardware this Mac has"
-
-
-def test_an_intel_mac_without_any_gpu() -> None:
-    seen = see(Mac(system_profiler='{"SPDisplaysDataType": ["no entry"]}'))
-    assert (seen.present, seen.stage, text_of(seen)) == (False, "device", "this Mac has no GPU")
+    text = "system_profiler did not tell which graphics hardware this Mac has"
+    assert (*stop_of(seen), seen.devices) == (True, "driver", text, ())
+    none = see(Mac(system_profiler='{"SPDisplaysDataType": ["no entry"]}'))
+    assert stop_of(none) == (False, "device", "this Mac has no GPU")
 
 
 def test_free_memory_is_read_anew_and_capped() -> None:
@@ -218,8 +191,7 @@ def test_free_memory_is_read_anew_and_capped() -> None:
     card = see(Mac("macbook_pro_16")).devices[0].facts
     assert metal.free_memory(0, card, run=Mac("m2_pro")) is None
     unlimited = Facts(name="Apple Silicon GPU", memory_kind="unified")
-    free = (18228 + 148651 + 2472 + 7595) * 16384
-    assert metal.free_memory(0, unlimited, run=Mac("m1")) == free
+    assert metal.free_memory(0, unlimited, run=Mac("m1")) == M1_FREE
 
 
 # ---------------------------------------------------------------- running the tools

@@ -35,7 +35,8 @@ from anydevice._machine.hardware.opencl.facts import (
     this_machine,
     vendor_folders,
 )
-from tests.machine.tree import write_file
+from tests.machine.scans import only, stop_of
+from tests.machine.tree import plug_card, write_file
 from tests.programs import output_of
 from tests.reasons import fix_of, text_of
 
@@ -46,17 +47,18 @@ NOTHING: dict[str, Any] = {"platforms": [], "error": 0}
 BuildLibrary = Callable[[str, str], Path]
 
 
+def answer_of(name: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads((RECORDED / f"{name}.json").read_text())
+    return answer
+
+
 def recorded(name: str, machine: OpenCLMachine | None = None) -> BackendScan:
-    answer = json.loads((RECORDED / f"{name}.json").read_text())
-    return read_answer(answer, LOADER, machine or OpenCLMachine("linux"))
+    return read_answer(answer_of(name), LOADER, machine or OpenCLMachine("linux"))
 
 
 def with_cards(root: Path, *cards: tuple[str, int]) -> OpenCLMachine:
     for address, vendor in cards:
-        folder = root / "sys/bus/pci/devices" / address
-        folder.mkdir(parents=True)
-        (folder / "vendor").write_text(f"{vendor:#06x}\n")
-        (folder / "class").write_text("0x030000\n")
+        plug_card(root, address, f"{vendor:#06x}")
     return OpenCLMachine("linux", root=root)
 
 
@@ -116,23 +118,13 @@ def test_no_driver_is_loaded_into_the_asking_process() -> None:
     output_of("-c", LOOK)
 
 
-def test_a_stand_in_for_pyopencl_and_no_pyopencl_are_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stand_in = ModuleType("pyopencl")
-    monkeypatch.setitem(sys.modules, "pyopencl", stand_in)
+def test_what_is_not_pyopencl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyopencl", ModuleType("pyopencl"))  # a stand-in
     assert pyopencl_folder() is None
     monkeypatch.delitem(sys.modules, "pyopencl")
-    monkeypatch.setattr(sys, "path", [])
-    assert pyopencl_folder() is None
-
-
-def test_a_folder_that_only_has_the_name_is_not_pyopencl(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "pyopencl").mkdir()
-    monkeypatch.delitem(sys.modules, "pyopencl", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert pyopencl_folder() is None
+    (tmp_path / "pyopencl").mkdir()  # a folder that only has the name
     assert pyopencl_folder() is None
 
 
@@ -209,27 +201,18 @@ def test_every_way_in_which_vendors_tell_identity(made_library: ctypes.CDLL) -> 
     assert (made["name"], made["vendor"], made["error"]) == ("Made", "Maker", 0)
     assert (empty["name"], empty["devices"], empty["error"]) == ("", [], 0)
     nvidia, amd, intel, short, bare = made["devices"]
-    assert nvidia["name"] == "NVIDIA H200"
-    assert nvidia["uuid"] == bytes(range(1, 17)).hex()
-    assert nvidia["pci"] == [1, 6, 1, 3]
-    assert nvidia["capability"] == [9, 0]
+    assert (nvidia["name"], nvidia["uuid"]) == ("NVIDIA H200", bytes(range(1, 17)).hex())
+    assert (nvidia["pci"], nvidia["capability"]) == ([1, 6, 1, 3], [9, 0])
     assert (nvidia["memory"], nvidia["type"], nvidia["double"]) == (2 << 32, 4, True)
     assert amd["pci"] == [None, 3, 2, 1]
     assert (amd["board"], amd["free_kib"]) == ("AMD Instinct MI210", 1024)
     assert (amd["half"], amd["double"], amd["unified"]) == (True, False, True)
-    assert intel["pci"] == [1, 2, 3, 4]
-    assert intel["memory"] is None
-    assert short["pci"] is None
-    assert short["double"]
-    assert bare["pci"] is None
-    assert bare["capability"] == [None, None]
-    assert steps[:5] == [
-        f"loading {made_library._name}",
-        "clGetPlatformIDs",
-        "clGetPlatformInfo",
-        "clGetDeviceIDs of Made",
-        "clGetDeviceInfo of Made",
-    ]
+    assert (intel["pci"], intel["memory"]) == ([1, 2, 3, 4], None)
+    assert (short["pci"], short["double"]) == (None, True)
+    assert (bare["pci"], bare["capability"]) == (None, [None, None])
+    calls = ["clGetPlatformIDs", "clGetPlatformInfo", "clGetDeviceIDs of Made"]
+    assert steps[:4] == [f"loading {made_library._name}", *calls]
+    assert steps[4] == "clGetDeviceInfo of Made"
     scan = read_answer(answer, LOADER, OpenCLMachine("linux"))
     assert [seen.facts.name for seen in scan.devices][:2] == ["NVIDIA H200", amd["board"]]
 
@@ -264,73 +247,70 @@ def test_nvidia_h200() -> None:
     pocl, card = scan.devices
     assert (pocl.kind, pocl.facts.memory_kind, pocl.facts.free_memory) == ("cpu", "host", None)
     assert (card.index, card.kind, text_of(card)) == (1, "gpu", None)
-    facts = card.facts
-    assert facts.name == "NVIDIA H200"
-    assert facts.uuid == "GPU-5106bbb8-c749-4cff-fa85-3977fa591af5"
-    assert facts.pci_address == "0000:00:06.0"
-    assert facts.memory_kind == "dedicated"
-    assert facts.total_memory == facts.usable_memory == 150109880320
-    assert (facts.driver_version, facts.runtime_version) == ("580.159.04", "3.0")
-    assert facts.compute_capability == "9.0"
-    assert facts.architecture is None
-    assert facts.details["platform"] == "NVIDIA CUDA"
-    assert facts.details["vendor"] == "NVIDIA Corporation"
-    assert (facts.details["platform_index"], facts.details["device_index"]) == (1, 0)
-    assert (facts.details["compute_units"], facts.details["max_work_group_size"]) == (132, 1024)
-    assert (facts.details["half"], facts.details["double"]) == (False, True)
-    assert same_card(facts, Facts(name="", uuid="GPU-5106bbb8-c749-4cff-fa85-3977fa591af5"))
+    uuid = "GPU-5106bbb8-c749-4cff-fa85-3977fa591af5"
+    assert card.facts == Facts(
+        name="NVIDIA H200",
+        uuid=uuid,
+        pci_address="0000:00:06.0",
+        memory_kind="dedicated",
+        total_memory=150109880320,
+        usable_memory=150109880320,
+        driver_version="580.159.04",
+        runtime_version="3.0",
+        compute_capability="9.0",
+        details=card.facts.details,
+    )
+    details = card.facts.details
+    assert (details["platform"], details["vendor"]) == ("NVIDIA CUDA", "NVIDIA Corporation")
+    assert (details["platform_index"], details["device_index"]) == (1, 0)
+    assert (details["compute_units"], details["max_work_group_size"]) == (132, 1024)
+    assert (details["half"], details["double"]) == (False, True)
+    assert same_card(card.facts, Facts(name="", uuid=uuid))
 
 
 def test_intel_igpu() -> None:
-    (card,) = recorded("intel-igpu").devices
+    card = only(recorded("intel-igpu"))
     assert (card.kind, card.facts.memory_kind) == ("gpu", "unified")
     assert card.facts.uuid == "86808046-0400-0000-0002-000000000000"
-    assert card.facts.pci_address == "0000:00:02.0"
-    assert card.facts.runtime_version == "3.0"
+    assert (card.facts.pci_address, card.facts.runtime_version) == ("0000:00:02.0", "3.0")
     assert (card.facts.details["half"], card.facts.details["double"]) == (True, False)
 
 
-def test_amd_card(tmp_path: Path) -> None:
-    machine = with_cards(tmp_path, ("0000:03:00.0", 0x1002), ("0000:04:00.0", 0x1002))
-    (card,) = recorded("amd-radeon", machine).devices
-    assert card.facts.name == "AMD Radeon RX 7900 XTX"
-    assert card.facts.architecture == "gfx1100"
-    assert card.facts.free_memory == 25118720 * 1024
-    assert card.facts.pci_address == "0000:03:00.0"
-    assert card.facts.uuid is None
-
-
-def test_an_address_without_its_domain_is_not_guessed(tmp_path: Path) -> None:
-    machine = with_cards(tmp_path, ("0000:03:00.0", 0x1002), ("0001:03:00.0", 0x1002))
-    (card,) = recorded("amd-radeon", machine).devices
-    assert card.facts.pci_address is None
+@pytest.mark.parametrize("domain", ["0000", "0001"])
+def test_amd_card(tmp_path: Path, domain: str) -> None:
+    other = "0000:04:00.0" if domain == "0000" else "0001:03:00.0"
+    machine = with_cards(tmp_path, ("0000:03:00.0", 0x1002), (other, 0x1002))
+    facts = only(recorded("amd-radeon", machine)).facts
+    assert (facts.name, facts.architecture) == ("AMD Radeon RX 7900 XTX", "gfx1100")
+    assert (facts.free_memory, facts.uuid) == (25118720 * 1024, None)
+    # An address without its domain is not guessed.
+    assert facts.pci_address == ("0000:03:00.0" if domain == "0000" else None)
 
 
 def test_apple() -> None:
-    (card,) = recorded("apple-m2", OpenCLMachine("darwin")).devices
+    card = only(recorded("apple-m2", OpenCLMachine("darwin")))
     assert (card.kind, card.facts.memory_kind, text_of(card)) == ("gpu", "unified", None)
     assert (card.facts.runtime_version, card.facts.driver_version) == ("1.2", "1.2 1.0")
 
 
 def test_a_device_that_is_too_old() -> None:
     scan = recorded("opencl-1.1")
-    assert scan.stage is None
-    (card,) = scan.devices
-    assert text_of(card) == "OpenCL 1.1 is older than 1.2"
-    assert fix_of(card) == "install a newer OpenCL driver of Advanced Micro Devices, Inc."
+    assert (scan.stage, text_of(only(scan))) == (None, "OpenCL 1.1 is older than 1.2")
+    maker = "Advanced Micro Devices, Inc."
+    assert fix_of(only(scan)) == f"install a newer OpenCL driver of {maker}"
 
 
 def test_a_device_that_does_not_say_its_version() -> None:
-    answer = json.loads((RECORDED / "apple-m2.json").read_text())
+    answer = answer_of("apple-m2")
     answer["platforms"][0]["devices"][0].update(version="?", vendor="", driver="")
-    (card,) = read_answer(answer, LOADER, OpenCLMachine("linux")).devices
+    card = only(read_answer(answer, LOADER, OpenCLMachine("linux")))
     assert text_of(card) == "its driver does not say which OpenCL it serves: '?'"
     assert fix_of(card) == "install a newer OpenCL driver of its vendor"
     assert (card.facts.runtime_version, card.facts.driver_version) == (None, None)
 
 
 def test_a_card_that_no_driver_shows_is_noted(tmp_path: Path) -> None:
-    answer = json.loads((RECORDED / "nvidia-h200.json").read_text())
+    answer = answer_of("nvidia-h200")
     del answer["platforms"][1]
     machine = with_cards(tmp_path, ("0000:00:06.0", 0x10DE))
     write_file(tmp_path, "usr/lib/libnvidia-opencl.so.1", "")
@@ -342,19 +322,14 @@ def test_a_card_that_no_driver_shows_is_noted(tmp_path: Path) -> None:
 # Loaders that show nothing.
 
 
-def test_no_loader_and_no_driver(tmp_path: Path) -> None:
+def test_without_a_loader(tmp_path: Path) -> None:
     machine = OpenCLMachine("linux", root=tmp_path)
     assert find_loaders(machine, None) == ()
     scan = opencl.look_through((), machine, 1.0)
-    assert not scan.present
-    assert scan.stage == "driver"
-    assert text_of(scan) == "no OpenCL loader and no driver is installed"
+    assert stop_of(scan) == (False, "driver", "no OpenCL loader and no driver is installed")
     assert fix_of(scan) == 'pip install "anydevice[opencl]"'
-
-
-def test_a_driver_without_a_loader(tmp_path: Path) -> None:
     write_file(tmp_path, "etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1\n")
-    scan = without_loader(OpenCLMachine("linux", root=tmp_path))
+    scan = without_loader(machine)
     assert scan.present
     assert text_of(scan).startswith("no OpenCL loader is installed, though a driver is: ")
     assert "nvidia.icd (libnvidia-opencl.so.1)" in text_of(scan)
@@ -363,18 +338,16 @@ def test_a_driver_without_a_loader(tmp_path: Path) -> None:
 def test_a_loader_with_no_driver_at_all(tmp_path: Path) -> None:
     machine = OpenCLMachine("linux", root=tmp_path)
     scan = read_answer(NOTHING, LOADER, machine)
-    assert not scan.present
-    assert scan.stage == "driver"
-    folder = tmp_path / "etc/OpenCL/vendors"
-    assert text_of(scan) == f"no OpenCL driver is registered: no .icd file in {folder}"
+    text = f"no OpenCL driver is registered: no .icd file in {tmp_path / 'etc/OpenCL/vendors'}"
+    assert stop_of(scan) == (False, "driver", text)
     assert fix_of(scan) == "pip install pyopencl pocl-binary-distribution"
     own = Loader("_cl.so", home=tmp_path)
     assert fix_of(read_answer(NOTHING, own, machine)) == "pip install pocl-binary-distribution"
-    arm = OpenCLMachine("linux", "aarch64", root=tmp_path)
-    assert (
-        fix_of(read_answer(NOTHING, LOADER, arm))
-        == "install the OpenCL driver of your GPU's vendor"
-    )
+    arm = read_answer(NOTHING, LOADER, OpenCLMachine("linux", "aarch64", root=tmp_path))
+    assert fix_of(arm) == "install the OpenCL driver of your GPU's vendor"
+    windows = read_answer(NOTHING, LOADER, OpenCLMachine("win32", "", root=tmp_path))
+    assert text_of(windows) == "the OpenCL loader finds no driver in the registry"
+    assert fix_of(windows) == "install the OpenCL driver of your GPU's vendor"
 
 
 @pytest.mark.parametrize(
@@ -400,23 +373,20 @@ def test_an_nvidia_driver_that_is_not_registered(tmp_path: Path) -> None:
     machine = with_cards(tmp_path, ("0000:00:06.0", 0x10DE))
     write_file(tmp_path, "usr/lib64/libnvidia-opencl.so.1", "")
     folder = tmp_path / "etc/OpenCL/vendors"
-    assert fix_of(read_answer(NOTHING, LOADER, machine)) == (
-        f"sudo mkdir -p {folder} && echo libnvidia-opencl.so.1 | sudo tee {folder}/nvidia.icd"
-    )
+    fix = f"mkdir -p {folder} && echo libnvidia-opencl.so.1 | {{}}tee {folder}/nvidia.icd"
+    sudo = "sudo " + fix.format("sudo ")
+    assert fix_of(read_answer(NOTHING, LOADER, machine)) == sudo
     folder.mkdir(parents=True)
-    assert fix_of(read_answer(NOTHING, LOADER, machine)) == (
-        f"mkdir -p {folder} && echo libnvidia-opencl.so.1 | tee {folder}/nvidia.icd"
-    )
+    assert fix_of(read_answer(NOTHING, LOADER, machine)) == fix.format("")
 
 
 def test_drivers_that_are_registered_and_show_nothing(tmp_path: Path) -> None:
     vendors = tmp_path / "etc/OpenCL/vendors"
-    here = write_file(tmp_path, "libhere.so", "")
+    here, gone = write_file(tmp_path, "libhere.so", ""), tmp_path / "libgone.so"
     write_file(tmp_path, "home/.libs/libpocl.so", "")
-    write_file(vendors, "a.icd", f"{here}\n")
-    write_file(vendors, "b.icd", "libgone.so.1")
-    write_file(vendors, "c.icd", "libpocl.so\nmore\n")
-    write_file(vendors, "empty.icd", "")
+    texts = {"a": f"{here}\n", "b": "libgone.so.1", "c": "libpocl.so\nmore\n", "d": f"{gone}\n"}
+    for name, text in {**texts, "empty": ""}.items():
+        write_file(vendors, f"{name}.icd", text)
     own = Loader("_cl.so", home=tmp_path / "home")
     scan = read_answer(NOTHING, own, OpenCLMachine("linux", root=tmp_path))
     assert scan.present
@@ -424,34 +394,23 @@ def test_drivers_that_are_registered_and_show_nothing(tmp_path: Path) -> None:
         "no OpenCL driver shows a platform: "
         f"{vendors}/a.icd ({here}) shows none; "
         f"{vendors}/b.icd (libgone.so.1) is not there; "
-        f"{vendors}/c.icd (libpocl.so) shows none"
+        f"{vendors}/c.icd (libpocl.so) shows none; "
+        f"{vendors}/d.icd ({gone}) is not there"
     )
 
 
-def test_a_registered_driver_whose_library_is_gone(tmp_path: Path) -> None:
-    write_file(tmp_path, "etc/OpenCL/vendors/a.icd", f"{tmp_path}/liba.so\n")
-    scan = read_answer(NOTHING, LOADER, OpenCLMachine("linux", root=tmp_path))
-    assert text_of(scan).endswith(f"a.icd ({tmp_path}/liba.so) is not there")
-
-
-def test_windows_without_a_driver(tmp_path: Path) -> None:
-    scan = read_answer(NOTHING, LOADER, OpenCLMachine("win32", "", root=tmp_path))
-    assert text_of(scan) == "the OpenCL loader finds no driver in the registry"
-    assert fix_of(scan) == "install the OpenCL driver of your GPU's vendor"
-
-
 def test_a_loader_that_refuses(tmp_path: Path) -> None:
+    refusal = {"platforms": [], "error": -6}
     machine = OpenCLMachine("linux", root=tmp_path)
-    scan = read_answer({"platforms": [], "error": -6}, LOADER, machine)
-    assert scan.present
-    assert scan.stage == "driver"
-    assert text_of(scan) == "the OpenCL loader libOpenCL.so.1: clGetPlatformIDs returned -6"
+    scan = read_answer(refusal, LOADER, machine)
+    text = "the OpenCL loader libOpenCL.so.1: clGetPlatformIDs returned -6"
+    assert stop_of(scan) == (True, "driver", text)
     assert fix_of(scan) == "install your system's OpenCL loader again"
     write_file(tmp_path, "etc/os-release", "ID=debian\n")
     superuser = OpenCLMachine("linux", root=tmp_path, is_superuser=True)
-    again = read_answer({"platforms": [], "error": -6}, LOADER, superuser)
+    again = read_answer(refusal, LOADER, superuser)
     assert fix_of(again) == "apt install --reinstall ocl-icd-libopencl1"
-    own = read_answer({"platforms": [], "error": -6}, Loader("_cl.so", home=tmp_path), machine)
+    own = read_answer(refusal, Loader("_cl.so", home=tmp_path), machine)
     assert fix_of(own) == "pip install --force-reinstall pyopencl"
 
 
@@ -462,10 +421,8 @@ def test_platforms_without_devices(tmp_path: Path) -> None:
     machine = with_cards(tmp_path, ("0000:00:02.0", 0x8086))
     answer = {"platforms": [platform("Clover", -6), platform("rusticl", 0)], "error": 0}
     scan = read_answer(answer, LOADER, machine)
-    assert (scan.present, scan.stage) == (True, "device")
-    assert text_of(scan) == (
-        "OpenCL shows no device on Clover, rusticl; Clover: clGetDeviceIDs returned -6"
-    )
+    text = "OpenCL shows no device on Clover, rusticl; Clover: clGetDeviceIDs returned -6"
+    assert stop_of(scan) == (True, "device", text)
     assert fix_of(scan) == "export RUSTICL_ENABLE=iris"
     clover = read_answer({"platforms": [platform("Clover", 0)], "error": 0}, LOADER, machine)
     assert fix_of(clover) is None
@@ -484,27 +441,22 @@ def test_a_child_that_does_not_start(tmp_path: Path) -> None:
 def test_a_crash_that_cannot_be_taken_apart(tmp_path: Path) -> None:
     crashed = Outcome("crashed", step="clGetPlatformIDs", error="SIGSEGV")
     scan = diagnosis.read_breakdown(crashed, (), (), LOADER, OpenCLMachine("win32", root=tmp_path))
-    assert (scan.present, scan.stage, fix_of(scan)) == (True, "driver", None)
-    assert text_of(scan) == (
-        "the OpenCL loader libOpenCL.so.1 crashed (SIGSEGV) in clGetPlatformIDs; "
-        "its drivers: none that could be named"
-    )
+    crash = "the OpenCL loader libOpenCL.so.1 crashed (SIGSEGV) in clGetPlatformIDs"
+    text = f"{crash}; its drivers: none that could be named"
+    assert (*stop_of(scan), fix_of(scan)) == (True, "driver", text, None)
 
 
 def test_drivers_that_only_fail_together(tmp_path: Path) -> None:
-    answer = json.loads((RECORDED / "apple-m2.json").read_text())
-    old = json.loads((RECORDED / "opencl-1.1.json").read_text())
-    drivers = (Driver("liba.so"), Driver("libb.so"))
+    alone = [Outcome("answered", answer=answer_of(name)) for name in ("apple-m2", "opencl-1.1")]
     scan = diagnosis.read_breakdown(
         Outcome("timed_out", error="no answer within 3 s"),
-        drivers,
-        (Outcome("answered", answer=answer), Outcome("answered", answer=old)),
+        (Driver("liba.so"), Driver("libb.so")),
+        alone,
         LOADER,
         OpenCLMachine("linux", root=tmp_path),
     )
-    assert text_of(scan).endswith(
-        "its drivers: liba.so, libb.so; each of them answers when it is alone"
-    )
+    told = "its drivers: liba.so, libb.so; each of them answers when it is alone"
+    assert text_of(scan).endswith(told)
     first, second = scan.devices
     assert text_of(first) == "listing the OpenCL devices hangs, because of one of its drivers"
     assert text_of(second) == "OpenCL 1.1 is older than 1.2"
@@ -512,32 +464,28 @@ def test_drivers_that_only_fail_together(tmp_path: Path) -> None:
 
 
 def test_drivers_of_variables_are_hidden_by_variables(tmp_path: Path) -> None:
-    settings = {"OCL_ICD_FILENAMES": "/a/liba.so:/b/libb.so"}
-    machine = OpenCLMachine("linux", root=tmp_path, environment=settings)
-    drivers = [Driver(name, variable="OCL_ICD_FILENAMES") for name in ("/a/liba.so", "/b/libb.so")]
     crashed, fine = Outcome("crashed", error="SIGSEGV"), Outcome("answered", answer=NOTHING)
-    one = diagnosis.read_breakdown(crashed, drivers, (crashed, fine), LOADER, machine)
-    assert fix_of(one) == "export OCL_ICD_FILENAMES=/b/libb.so"
-    both = diagnosis.read_breakdown(crashed, drivers, (crashed, crashed), LOADER, machine)
-    assert fix_of(both) == "unset OCL_ICD_FILENAMES"
-    only = OpenCLMachine("linux", environment={"OCL_ICD_FILENAMES": "/a/liba.so"})
-    assert fix_of(diagnosis.read_breakdown(crashed, drivers[:1], (), LOADER, only)) == (
-        "unset OCL_ICD_FILENAMES"
-    )
+
+    def fix(names: list[str], *outcomes: Outcome) -> str | None:
+        settings = {"OCL_ICD_FILENAMES": ":".join(names)}
+        machine = OpenCLMachine("linux", root=tmp_path, environment=settings)
+        drivers = [Driver(name, variable="OCL_ICD_FILENAMES") for name in names]
+        return fix_of(diagnosis.read_breakdown(crashed, drivers, outcomes, LOADER, machine))
+
+    both = ["/a/liba.so", "/b/libb.so"]
+    assert fix(both, crashed, fine) == "export OCL_ICD_FILENAMES=/b/libb.so"
+    assert fix(both, crashed, crashed) == "unset OCL_ICD_FILENAMES"
+    assert fix(both[:1]) == "unset OCL_ICD_FILENAMES"
 
 
 def test_devices_that_only_the_system_loader_shows(tmp_path: Path) -> None:
-    machine = OpenCLMachine("darwin", root=tmp_path)
+    machine, system = OpenCLMachine("darwin", root=tmp_path), Loader(f"{FRAMEWORK}/OpenCL")
     nothing = read_answer(NOTHING, Loader("_cl.so", home=tmp_path), machine)
-    answer = json.loads((RECORDED / "apple-m2.json").read_text())
-    system = Loader(f"{FRAMEWORK}/OpenCL")
-    scan = diagnosis.add_seen_elsewhere(
-        nothing, Outcome("answered", answer=answer), system, machine
-    )
-    (card,) = scan.devices
+    answered = Outcome("answered", answer=answer_of("apple-m2"))
+    scan = diagnosis.add_seen_elsewhere(nothing, answered, system, machine)
+    card = only(scan)
     assert "only the system's loader" in text_of(card)
-    assert scan.present
-    assert scan.stage == "driver"
+    assert (scan.present, scan.stage) == (True, "driver")
     assert fix_of(scan) == fix_of(card)
     assert "--no-binary" in fix_of(card)
     for outcome in (Outcome("crashed"), Outcome("answered", answer=NOTHING)):
@@ -548,22 +496,17 @@ def test_the_system_loader_is_asked_where_the_first_shows_nothing(
     build_library: BuildLibrary, tmp_path: Path
 ) -> None:
     empty = build_library("libempty.so", "int clGetPlatformIDs(void) { return -1001; }")
-    full = build_library("libfull.so", PLATFORMS)
-    loaders = (
-        Loader(str(empty / "libempty.so"), home=tmp_path),
-        Loader(str(full / "libfull.so")),
-    )
+    own = Loader(str(empty / "libempty.so"), home=tmp_path)
+    system = Loader(str(build_library("libfull.so", PLATFORMS) / "libfull.so"))
     machine = OpenCLMachine("linux", root=tmp_path, environment=dict(os.environ))
-    scan = opencl.look_through(loaders, machine, 10.0)
+    scan = opencl.look_through((own, system), machine, 10.0)
     assert len(scan.devices) == 5
     assert all(text_of(device) for device in scan.devices)
-    assert opencl.look_through(loaders[:1], machine, 10.0).devices == ()
-    assert opencl.look_through(loaders[1:], machine, 10.0).stage is None
+    assert opencl.look_through((own,), machine, 10.0).devices == ()
+    assert opencl.look_through((system,), machine, 10.0).stage is None
 
 
-def test_windows_has_no_files_of_drivers_to_take_apart(
-    build_library: BuildLibrary, tmp_path: Path
-) -> None:
+def test_windows_has_no_files_of_drivers(build_library: BuildLibrary, tmp_path: Path) -> None:
     source = "#include <signal.h>\nint clGetPlatformIDs(void) { return raise(SIGILL); }"
     crashing = str(build_library("libcrash.so", source) / "libcrash.so")
     write_file(tmp_path, "etc/OpenCL/vendors/a.icd", "liba.so")

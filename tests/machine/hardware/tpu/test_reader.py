@@ -6,14 +6,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from anydevice._core.finding import BackendScan
 from anydevice._machine.hardware.tpu import reader as tpu
-from tests.machine.tree import write_file
+from tests.machine.scans import stop_of
+from tests.machine.tree import Tree, write_file
 from tests.programs import output_of, run_python
 from tests.reasons import fix_of, text_of
 
@@ -22,18 +23,12 @@ fcntl = pytest.importorskip("fcntl", reason="TPUs are a matter of Linux")
 GIB = 2**30
 
 
-class Machine:
+class Machine(Tree):
     """A tree of files, and the reader on it with an environment of its own."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def write(self, name: str, text: str = "") -> Path:
-        return write_file(self.root, name, text)
-
     def pci(self, address: str, device: str, *, vendor: str = "0x1ae0", **more: str) -> None:
-        for name, text in {"vendor": vendor, "device": device, **more}.items():
-            self.write(f"sys/bus/pci/devices/{address}/{name}", f"{text}\n")
+        files = {"vendor": vendor, "device": device, **more}
+        self.write(files, f"sys/bus/pci/devices/{address}")
 
     def chips(self, count: int, device: str, *, subsystem: str = "0x0000") -> Machine:
         for number in range(count):
@@ -41,15 +36,12 @@ class Machine:
         return self
 
     def accel(self, count: int) -> Machine:
-        for number in range(count):
-            self.write(f"dev/accel{number}")
-        return self
+        return self.write({f"dev/accel{number}": "" for number in range(count)})
 
     def vfio(self, groups: list[int]) -> Machine:
         """Device files of IOMMU groups, in the order of the chips' PCI addresses."""
-        self.write("dev/vfio/vfio")
+        self.write({"dev/vfio/vfio": "", **{f"dev/vfio/{group}": "" for group in groups}})
         for number, group in enumerate(groups):
-            self.write(f"dev/vfio/{group}")
             link = self.root / f"sys/bus/pci/devices/0000:00:{4 + number:02x}.0/iommu_group"
             link.symlink_to(f"../../../../kernel/iommu_groups/{group}")
         return self
@@ -75,19 +67,12 @@ def chips_of(scan: BackendScan) -> list[object]:
     return [seen.facts.details["chip"] for seen in scan.devices]
 
 
-def test_a_machine_without_a_tpu(machine: Machine) -> None:
-    scan = machine.look()
-    assert (scan.present, scan.stage) == (False, "driver")
-    assert text_of(scan) == "no TPU on the PCI bus nor in /dev"
+def test_machines_without_a_tpu_and_other_systems(machine: Machine) -> None:
+    stop = (False, "driver", "no TPU on the PCI bus nor in /dev")
+    assert stop_of(machine.look()) == stop
     machine.pci("0000:00:05.0", "0x0042")  # Google's network card
     machine.pci("0000:00:06.0", "0x1eb8", vendor="0x10de")
-    machine.write("dev/accel0")  # another vendor's accelerator
-    scan = machine.look()
-    assert (scan.present, scan.stage) == (False, "driver")
-    assert text_of(scan) == "no TPU on the PCI bus nor in /dev"
-
-
-def test_this_machine_and_other_systems() -> None:
+    assert stop_of(machine.accel(1).look()) == stop  # another vendor's accelerator
     scan = tpu.look(1.0, system="win32")
     assert (scan.present, text_of(scan)) == (False, "TPUs are only on Linux")
     assert not tpu.look(1.0, system="darwin").present
@@ -110,12 +95,8 @@ def test_v4_is_one_device_a_chip(machine: Machine) -> None:
     found = machine.chips(4, "0x005e").accel(4).look()
     assert names(found) == ["Google TPU v4"] * 4
     facts = found.devices[3].facts
-    assert (facts.total_memory, facts.memory_kind, facts.free_memory) == (
-        32 * GIB,
-        "dedicated",
-        None,
-    )
-    assert facts.architecture == "TPU v4"
+    assert (facts.total_memory, facts.memory_kind) == (32 * GIB, "dedicated")
+    assert (facts.free_memory, facts.architecture) == (None, "TPU v4")
     assert facts.details["memory"] == "by generation"
     assert {seen.kind for seen in found.devices} == {"tpu"}
 
@@ -123,9 +104,9 @@ def test_v4_is_one_device_a_chip(machine: Machine) -> None:
 def test_v5e_8_through_vfio_groups(machine: Machine) -> None:
     found = machine.chips(8, "0x0063").vfio([3, 2, 1, 0, 7, 6, 5, 4]).look()
     assert names(found) == ["Google TPU v5e"] * 8
-    assert found.devices[0].facts.total_memory == 16 * GIB
-    assert found.devices[0].facts.details["device_file"] == "/dev/vfio/3"
-    assert found.devices[7].facts.details["device_file"] == "/dev/vfio/4"
+    first, last = found.devices[0].facts, found.devices[7].facts
+    assert (first.total_memory, first.details["device_file"]) == (16 * GIB, "/dev/vfio/3")
+    assert last.details["device_file"] == "/dev/vfio/4"
 
 
 @pytest.mark.parametrize(
@@ -156,10 +137,7 @@ def test_visible_chips_leave_a_part_and_number_it_anew(machine: Machine) -> None
     assert [seen.index for seen in found.devices] == [0, 1]
     assert chips_of(found) == [2, 6]
     assert found.devices[1].facts.pci_address == "0000:00:0a.0"
-
-
-def test_the_first_name_wins_unless_it_is_empty(machine: Machine) -> None:
-    machine.chips(4, "0x005e").accel(4)
+    # The first name wins unless it is empty.
     assert chips_of(machine.look(TPU_VISIBLE_CHIPS="1", TPU_VISIBLE_DEVICES="3")) == [1]
     assert chips_of(machine.look(TPU_VISIBLE_CHIPS="", TPU_VISIBLE_DEVICES="3")) == [3]
 
@@ -189,26 +167,25 @@ def test_chips_per_process(machine: Machine, environment: dict[str, str], chips:
     assert chips_of(found) == chips
 
 
-def test_chips_whose_device_files_were_not_passed_on(machine: Machine) -> None:
+def test_device_files_that_were_not_passed_on(machine: Machine) -> None:
     found = machine.chips(4, "0x005e").look()
-    assert (found.present, found.stage, found.devices) == (True, "driver", ())
-    assert text_of(found) == "4 TPU chips on the PCI bus, but no device file /dev/accel0"
+    text = "4 TPU chips on the PCI bus, but no device file /dev/accel0"
+    assert (*stop_of(found), found.devices) == (True, "driver", text, ())
     assert "--privileged" in fix_of(found)
-
-
-def test_some_device_files_passed_on(machine: Machine) -> None:
-    found = machine.chips(4, "0x005e").accel(2).look()
+    found = machine.accel(2).look()
     assert chips_of(found) == [0, 1]
     assert found.notes == ("2 of 4 TPU chips have a device file here",)
 
 
-def test_no_permission_for_any_chip(machine: Machine) -> None:
+def test_no_permission_for_any_chip_and_for_one(machine: Machine) -> None:
     found = machine.chips(2, "0x005e").accel(2).look(accessible=lambda node: False)
-    assert (found.present, found.stage) == (True, "driver")
-    assert text_of(found) == "no permission to open /dev/accel0"
+    assert stop_of(found) == (True, "driver", "no permission to open /dev/accel0")
     assert fix_of(found) == "sudo chmod a+rw /dev/accel* (a udev rule makes it last)"
     assert names(found) == ["Google TPU v4"] * 2
     assert text_of(found.devices[1]) == "no permission to open /dev/accel1"
+    found = machine.look(accessible=lambda node: node.name == "accel0")
+    assert (found.stage, text_of(found)) == (None, None)
+    assert [text_of(seen) for seen in found.devices] == [None, "no permission to open /dev/accel1"]
 
 
 def test_no_permission_for_the_vfio_container(machine: Machine) -> None:
@@ -216,13 +193,6 @@ def test_no_permission_for_the_vfio_container(machine: Machine) -> None:
     found = machine.look(accessible=lambda node: node.name != "vfio")
     assert text_of(found) == "no permission to open /dev/vfio/vfio"
     assert fix_of(found) == "sudo chmod a+rw /dev/vfio/* (a udev rule makes it last)"
-
-
-def test_no_permission_for_one_of_two_chips(machine: Machine) -> None:
-    machine.chips(2, "0x005e").accel(2)
-    found = machine.look(accessible=lambda node: node.name == "accel0")
-    assert (found.stage, text_of(found)) == (None, None)
-    assert [text_of(seen) for seen in found.devices] == [None, "no permission to open /dev/accel1"]
 
 
 def test_a_group_that_may_open_it_is_named(machine: Machine) -> None:
@@ -275,75 +245,71 @@ def test_a_real_user_without_permission() -> None:
 @pytest.mark.parametrize(
     ("kind", "files", "expected"),
     [
-        ("v4-8", ["dev/accel0", "dev/accel1"], ["Google TPU v4"] * 2),
-        ("v5litepod-4", ["dev/vfio/0", "dev/vfio/10", "dev/vfio/vfio"], ["Google TPU v5e"] * 2),
-        ("v3-8", ["dev/accel0", "dev/accelerate"], ["Google TPU v3"] * 2),
-        ("tpu7x-4", ["dev/vfio/1"], ["Google TPU7x"] * 2),
+        ("v4-8", ["accel0", "accel1"], ["Google TPU v4"] * 2),
+        ("v5litepod-4", ["vfio/0", "vfio/10", "vfio/vfio"], ["Google TPU v5e"] * 2),
+        ("v3-8", ["accel0", "accelerate"], ["Google TPU v3"] * 2),
+        ("tpu7x-4", ["vfio/1"], ["Google TPU7x"] * 2),
         ("v4-8", [], []),
-        ("v99-8", ["dev/accel0"], []),
-        ("", ["dev/accel0"], []),
+        ("v99-8", ["accel0"], []),
+        ("", ["accel0"], []),
     ],
 )
 def test_where_the_pci_bus_is_hidden(
     machine: Machine, kind: str, files: list[str], expected: list[str]
 ) -> None:
-    for file in files:
-        machine.write(file)
-    found = machine.look(TPU_ACCELERATOR_TYPE=kind)
+    found = machine.write(dict.fromkeys(files, ""), "dev").look(TPU_ACCELERATOR_TYPE=kind)
     assert names(found) == expected
     assert found.present is bool(expected)
 
 
 def test_files_that_cannot_be_read(machine: Machine) -> None:
     machine.chips(1, "0x005e").accel(1)
-    machine.write("sys/bus/pci/devices/0000:00:09.0/vendor", "")
+    machine.write({"sys/bus/pci/devices/0000:00:09.0/vendor": ""})
     (machine.root / "sys/bus/pci/devices/0000:00:0a.0/vendor").mkdir(parents=True)
     assert names(machine.look()) == ["Google TPU v4"]
 
 
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], 'r+')
+fcntl.lockf(file, fcntl.LOCK_EX)
+print('held', flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.fixture
-def holder(machine: Machine) -> Iterator[int]:
-    """A process that holds libtpu's lock as libtpu does."""
-    file = machine.write("tmp/libtpu_lockfile")
-    program = (
-        "import fcntl, sys\n"
-        f"file = open({str(file)!r}, 'r+')\n"
-        "fcntl.lockf(file, fcntl.LOCK_EX)\n"
-        "print('held', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert process.stdout.readline() == b"held\n"
-    yield process.pid
-    process.communicate()
-
-
-def test_tpus_that_another_process_holds(machine: Machine, holder: int) -> None:
-    locks = Path("/proc/locks")
-    if not locks.exists() or str(holder) not in locks.read_text():
-        pytest.skip("this kernel does not list its file locks")
-    (machine.root / "proc").mkdir()
-    (machine.root / "proc/locks").symlink_to(locks)
-    found = machine.chips(1, "0x005e").accel(1).look()
-    assert found.notes == (f"the TPUs are in use by process {holder}; JAX gets them when it ends",)
-
-
-def test_a_lock_of_our_own_is_kept_and_not_reported(machine: Machine) -> None:
-    """Opening and closing the lock file would drop it: POSIX locks go with the first close."""
-    file = machine.write("tmp/libtpu_lockfile")
+def lock(machine: Machine) -> Path:
+    """Return libtpu's lock file on a machine with one chip, whose locks are those of this one."""
+    machine.chips(1, "0x005e").accel(1)
     (machine.root / "proc").mkdir()
     (machine.root / "proc/locks").symlink_to("/proc/locks")
-    machine.chips(1, "0x005e").accel(1)
-    attempt = f"import fcntl; fcntl.lockf(open({str(file)!r}, 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    with open(file, "r+") as ours:
+    return write_file(machine.root, "tmp/libtpu_lockfile")
+
+
+def test_tpus_that_another_process_holds(machine: Machine, lock: Path) -> None:
+    command = [sys.executable, "-I", "-S", "-c", HOLD, str(lock)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        locks, notes = Path("/proc/locks"), machine.look().notes
+        listed = locks.exists() and str(holder.pid) in locks.read_text()
+        holder.communicate()
+    if not listed:
+        pytest.skip("this kernel does not list its file locks")
+    note = f"the TPUs are in use by process {holder.pid}; JAX gets them when it ends"
+    assert notes == (note,)
+
+
+def test_a_lock_of_our_own_is_kept_and_not_reported(machine: Machine, lock: Path) -> None:
+    """Opening and closing the lock file would drop it: POSIX locks go with the first close."""
+    attempt = f"import fcntl; fcntl.lockf(open({str(lock)!r}, 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    with open(lock, "r+") as ours:
         fcntl.lockf(ours, fcntl.LOCK_EX)
         assert machine.look().notes == ()
         assert "BlockingIOError" in run_python("-c", attempt).stderr
 
 
 def test_a_lock_file_that_nobody_holds_any_more(machine: Machine) -> None:
-    machine.write("tmp/libtpu_lockfile")
-    machine.write("proc/locks", "1: POSIX  ADVISORY  WRITE 12 00:19:1 0 EOF\ngarbled\n")
+    locks = "1: POSIX  ADVISORY  WRITE 12 00:19:1 0 EOF\ngarbled"
+    machine.write({"tmp/libtpu_lockfile": "", "proc/locks": locks})
     assert machine.chips(1, "0x005e").accel(1).look().notes == ()
