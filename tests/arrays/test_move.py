@@ -254,9 +254,7 @@ FLOATS = {"numpy": "float64", "torch": "float64", "jax": "float32", "mlx": "floa
 @pytest.mark.parametrize("convert", [False, True])
 @pytest.mark.parametrize("source", ENGINES)
 @pytest.mark.parametrize("target", ENGINES)
-def test_floating_leaves_are_cast_and_others_are_not(
-    source: str, target: str, convert: bool
-) -> None:
+def test_only_floating_leaves_are_cast(source: str, target: str, convert: bool) -> None:
     there = anydevice.device("cpu", engine=source)
     tree = {
         "weight": there(numpy.array([1.5, -2.25], FLOATS[source])),

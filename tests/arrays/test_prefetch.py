@@ -284,9 +284,7 @@ def failing(after: int, error: BaseException) -> Iterator[Batch]:
     ids=repr,
 )
 @pytest.mark.parametrize("after", [0, 3])
-def test_an_error_of_the_loader_arrives_after_the_batches_before_it(
-    after: int, error: BaseException
-) -> None:
+def test_a_loader_s_error_comes_after_its_batches(after: int, error: BaseException) -> None:
     batches = iter(prefetch(failing(after, error), "cpu"))
     assert numbers(next(batches) for _ in range(after)) == list(range(after))
     with pytest.raises(type(error)) as caught:

@@ -58,9 +58,7 @@ def test_permissions_and_links_stay(tmp_path: Path, writer: str) -> None:
 
 
 @posix
-def test_files_get_the_rights_of_new_files_and_the_mask_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_get_the_usual_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plain").write_bytes(b"")
 
     def mask(_: int) -> int:

@@ -97,9 +97,7 @@ for reentrant in (False, True):
         ("anydevice._check.verify", "_judging", "verify('gelu', 'cpu', 'numpy', isolated=False)"),
     ],
 )
-def test_a_copy_goes_on_whatever_other_threads_were_doing(
-    module: str, lock: str, work: str
-) -> None:
+def test_a_copy_goes_on_whatever_other_threads_did(module: str, lock: str, work: str) -> None:
     said = run(f"""
 import {module} as module
 held_elsewhere(module.{lock}.native)

@@ -219,9 +219,7 @@ def test_files_that_are_no_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "the CUDA driver cannot be loaded" in text_of(scan)
 
 
-def test_devices_that_a_variable_hides_from_the_driver(
-    look: Look, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_that_a_variable_hides(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     obedient = HEALTHY_DRIVER.replace(
         "int cuInit(unsigned flags) { return 0; }",
         "#include <stdlib.h>\n"
@@ -234,7 +232,7 @@ def test_devices_that_a_variable_hides_from_the_driver(
     assert fix_of(scan) == "unset CUDA_VISIBLE_DEVICES"
 
 
-def test_without_nvidia_ml_py_the_driver_answers(
+def test_without_nvidia_ml_py_the_driver_is_asked(
     look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda, "find_spec", lambda name: None)

@@ -88,9 +88,7 @@ MODELS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_that_was_made_on_purpose_is_refused_when_it_is_loaded(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_forged_model_is_refused_when_it_is_loaded(tmp_path: Path, name: str) -> None:
     path = tmp_path / "model.safetensors"
     change, words = MODELS[name]
     path.write_bytes(rewritten(saved(path), change))
@@ -164,9 +162,7 @@ CHECKPOINTS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_a_checkpoint_that_was_made_on_purpose_is_refused_before_the_first_step(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_forged_checkpoint_is_refused_before_the_first_step(tmp_path: Path, name: str) -> None:
     path = tmp_path / "run.safetensors"
     change, words = CHECKPOINTS[name]
     path.write_bytes(rewritten(checkpoint(path), change))
@@ -374,9 +370,7 @@ def attack(folder: Path, seed: int, count: int) -> Counter[str]:
     ("seed", "count"),
     [(0, 800), *(pytest.param(seed, 2000, marks=pytest.mark.soak) for seed in range(1, 11))],
 )
-def test_damaged_files_are_read_or_refused(
-    home: Path, tmp_path: Path, seed: int, count: int
-) -> None:
+def test_damaged_files_read_or_refused(home: Path, tmp_path: Path, seed: int, count: int) -> None:
     """In a process of its own: damaged settings may change all of it."""
     program = (
         "import json, pathlib, sys\n"

@@ -47,7 +47,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_library_that_a_project_names_does_not_run(
+def test_a_projects_library_does_not_run(
     home: Path, tmp_path: Path, build_library: object, call: str
 ) -> None:
     marker = tmp_path / "marker"
@@ -75,9 +75,7 @@ SHOW = (
 )
 
 
-def test_children_get_what_the_user_set_and_nothing_of_the_project(
-    home: Path, tmp_path: Path
-) -> None:
+def test_children_get_the_users_variables_not_the_projects(home: Path, tmp_path: Path) -> None:
     (tmp_path / "asked").mkdir()
     (tmp_path / "asked" / "question.py").write_text(
         "import os\ndef ask(tell, arguments):\n    return dict(os.environ)\n"
@@ -153,9 +151,7 @@ def raw(text: str) -> str:
 
 @pytest.mark.parametrize("words", [["config"], ["devices"], ["plan", f"model{ESCAPES}.json"]])
 @pytest.mark.parametrize("colour", [False, True])
-def test_commands_print_no_escapes_of_files_and_variables(
-    tmp_path: Path, words: list[str], colour: bool
-) -> None:
+def test_commands_print_no_escapes(tmp_path: Path, words: list[str], colour: bool) -> None:
     folder = tmp_path / f"project{ESCAPES}\nfake line"
     folder.mkdir()
     (folder / "anydevice.toml").write_text('"no\\u001bsetting" = 1\n[env]\n"A\\u001bB" = "1"\n')
@@ -240,9 +236,7 @@ def plant(how: Callable[[Path], None], path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_project_s_file_that_another_could_have_written_is_not_obeyed(
-    home: Path, how: Callable[[Path], None]
-) -> None:
+def test_a_project_file_of_others_is_not_obeyed(home: Path, how: Callable[[Path], None]) -> None:
     path = Path("anydevice.toml")
     path.write_text('device = "no-such-backend"\n')
     plant(how, path)
@@ -292,18 +286,14 @@ def test_nothing_in_a_shared_home_is_believed(home: Path, how: Callable[[Path], 
 
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("name", ALL)
-def test_a_file_that_another_could_have_written_is_not_believed(
-    home: Path, how: Callable[[Path], None], name: str
-) -> None:
+def test_a_file_of_others_is_not_used(home: Path, how: Callable[[Path], None], name: str) -> None:
     prepare_a_home()
     plant(how, home / name)
     with pytest.warns(UserWarning, match=rf"{name} (is not used|cannot be read) \((it|the link) "):
         assert believed() == [each for each in ALL if each != name]
 
 
-def test_compiled_code_is_kept_where_only_its_user_can_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_code_is_kept_in_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.umask(0)
     try:
         monkeypatch.setenv("ANYDEVICE_HOME", str(tmp_path / "a" / "home"))

@@ -166,9 +166,7 @@ def test_the_fix_fixes(
     assert [text_of(device) for device in after.devices] == [None]
 
 
-def test_a_driver_that_is_the_only_one_needs_no_second_try(
-    build_library: BuildLibrary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_single_driver(build_library: BuildLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     if pyopencl_folder() is None:
         pytest.skip("pyopencl is not installed, and its loader is the one asked here")
     library = build_library("libbad.so", driver(platforms=CRASH)) / "libbad.so"
@@ -213,7 +211,7 @@ def test_a_loader_that_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert text_of(scan).endswith("in loading libOpenCL.so.1")
 
 
-def test_a_loader_that_crashes_when_it_is_loaded(
+def test_a_loader_that_crashes(
     build_library: BuildLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "#include <signal.h>\n__attribute__((constructor)) void f(void) { raise(SIGABRT); }"

@@ -83,9 +83,7 @@ def test_a_folder_in_the_file_s_place_is_passed_over_with_a_warning(home: Path) 
         anydevice.prefer("cpu")
 
 
-def test_a_home_of_an_unknown_user_is_an_empty_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unknown_users_home_is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ANYDEVICE_HOME", "~nobody-of-that-name/anydevice")
     monkeypatch.setattr(files, "_said_no_home", False)
@@ -94,7 +92,7 @@ def test_a_home_of_an_unknown_user_is_an_empty_one(
     assert anydevice.device("cpu").backend == "cpu"
 
 
-def test_without_locks_a_writer_has_a_hidden_file_of_its_own(
+def test_without_locks_writers_use_hidden_files(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fcntl = pytest.importorskip("fcntl")

@@ -73,9 +73,7 @@ def load_while_another_process_saves(path: Path, times: int, changes: int) -> Co
 
 @pytest.mark.skipif(os.name != "posix", reason="an opened file can be replaced")
 @pytest.mark.parametrize("times", [400, pytest.param(9000, marks=pytest.mark.soak)])
-def test_a_model_that_is_saved_while_it_is_loaded_is_one_or_the_other(
-    tmp_path: Path, times: int
-) -> None:
+def test_a_model_saved_during_a_load_is_one_or_the_other(tmp_path: Path, times: int) -> None:
     found = load_while_another_process_saves(tmp_path / "model.safetensors", times, times // 40)
     assert set(found) == {"model 1", "model 2"}
 
@@ -145,9 +143,7 @@ def test_a_second_training_on_one_file_is_refused_until_the_first_has_ended(tmp_
 
 
 @pytest.mark.skipif(os.name != "posix", reason="files are locked as on POSIX")
-def test_a_file_that_cannot_be_locked_is_trained_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_works_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.safetensors"
     (tmp_path / ".run.safetensors.lock").mkdir()
     with FileLock(path) as locked:

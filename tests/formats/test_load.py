@@ -272,9 +272,7 @@ def test_a_device_that_no_library_drives_is_refused(file: Path) -> None:
         load_weights(write(file, {}), bare)
 
 
-def test_a_machine_of_the_other_byte_order_is_refused(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_big_endian_machine_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "byteorder", "big")
     with pytest.raises(UnsupportedError, match="little-endian"):
         load_weights(write(file, {}), CPU)
@@ -371,9 +369,7 @@ MEGABYTE = 2**20
         ("torch", None, (32 + 2 * 4 + 1) * MEGABYTE),  # and one tensor that is on its way
     ],
 )
-def test_at_most_one_tensor_is_held_twice(
-    file: Path, engine: str, dtype: str | None, allowed: int
-) -> None:
+def test_one_tensor_is_held_twice(file: Path, engine: str, dtype: str | None, allowed: int) -> None:
     write(file, {f"layer {i}": np.ones(MEGABYTE, np.float32) for i in range(8)})
     device = Device("cpu", engine=engine)
     load_weights(file, device, dtype)

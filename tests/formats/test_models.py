@@ -279,9 +279,7 @@ class Stops(nn.Callback):
     ],
     ids=["plainly", "clipped and mixed", "accumulated"],
 )
-def test_a_resumed_training_ends_as_an_undisturbed_one(
-    tmp_path: Path, engine: str, options: dict[str, Any]
-) -> None:
+def test_a_training_can_be_resumed(tmp_path: Path, engine: str, options: dict[str, Any]) -> None:
     path = tmp_path / "run.safetensors"
     whole = trained(engine, **options)
     ends = 2 if "accumulate" in options else 6  # the last step of the first epoch
@@ -415,7 +413,7 @@ def test_what_is_resumed_must_be_the_same_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["torch", "jax"])
-def test_a_training_is_resumed_as_it_was_compiled(
+def test_compilation_is_resumed(
     tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file knows how, whatever would be chosen now; an argument wins."""
@@ -639,9 +637,7 @@ def killed(folder: Path, engine: str, times: int, seed: int, epochs: int) -> int
 
 
 @pytest.mark.parametrize(("engine", "times"), [("jax", 2), ("torch", 1)])
-def test_a_killed_training_ends_as_an_undisturbed_one(
-    tmp_path: Path, engine: str, times: int
-) -> None:
+def test_a_killed_training_can_be_resumed(tmp_path: Path, engine: str, times: int) -> None:
     hits = killed(tmp_path / "run", engine, times, seed=0, epochs=6)
     assert hits, "a kill came in the middle of the training"
 

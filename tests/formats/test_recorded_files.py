@@ -132,9 +132,7 @@ def test_a_recorded_training_goes_on(tmp_path: Path, form: str, precision: str) 
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_recorded_settings_and_caches_are_believed(
-    home: Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recorded_settings_are_used(home: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "")
     for name in ("anydevice.toml", "verdicts.json", "measurements.json"):
         shutil.copy(SAVED / form / name, home)

@@ -487,9 +487,7 @@ def test_a_device_is_refused() -> None:
         read_model(Path(os.devnull))
 
 
-def test_a_folder_that_cannot_be_listed_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The administrator, as whom tests often run, may list every folder: nothing real refuses him.
     def refuse(path: Path) -> list[str]:
         raise PermissionError(13, "Permission denied")

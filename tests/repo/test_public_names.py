@@ -107,9 +107,7 @@ DEPRECATED = [
 
 
 @pytest.mark.parametrize(("module", "old", "new"), DEPRECATED, ids=lambda value: str(value))
-def test_a_deprecated_name_warns_once_and_is_the_new_one(
-    module: ModuleType, old: str, new: str
-) -> None:
+def test_a_deprecated_name_warns_and_is_the_new_one(module: ModuleType, old: str, new: str) -> None:
     assert old not in module.__all__
     vars(module).pop(old, None)  # another test may have used it
     short = module.__name__.rpartition(".")[2]

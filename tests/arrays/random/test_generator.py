@@ -100,9 +100,7 @@ def test_known_answers(
 
 @pytest.mark.parametrize(("seed", "stream"), [(0, 0), (7, 0), (3, 5), (ALL, ALL - 1)])
 @pytest.mark.parametrize("block", [0, 1, 2**32 - 1, 2**63 - 2])
-def test_words_are_the_halves_of_the_published_generator(
-    seed: int, stream: int, block: int
-) -> None:
+def test_words_are_halves_of_the_published_generator(seed: int, stream: int, block: int) -> None:
     blocks = [philox((block + place, 0, 0, 0), (seed, stream)) for place in (1, 2)]
     halves = [half for each in blocks for word in each for half in (word & ONES, word >> 32)]
     assert Stream(seed, stream).words(8 * block, 16).tolist() == halves
@@ -156,9 +154,7 @@ def test_drawing_in_parts_gives_the_same_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_pieces_fit_together_whichever_thread_makes_them(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_of_several_threads_fit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many pieces on three threads, begun within a block of words, against stretches so short
     that each is one piece, and whose ends lie where no piece ends."""
     monkeypatch.setattr(generator, "usable_cores", lambda: 3)
@@ -581,9 +577,7 @@ def test_every_piece_once(count: int, cores: int, monkeypatch: pytest.MonkeyPatc
     assert sorted(lengths) == sorted([10] * (count // 10) + [count % 10] * (count % 10 > 0))
 
 
-def test_threads_work_side_by_side_each_with_its_own_scratch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_thread_has_its_own_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "usable_cores", lambda: 3)
     together = threading.Barrier(3, timeout=400)
     scratches: dict[int, set[int]] = {}
@@ -604,9 +598,7 @@ def test_threads_work_side_by_side_each_with_its_own_scratch(
 
 
 @pytest.mark.parametrize("helper", [False, True], ids=["in the caller", "in another thread"])
-def test_an_error_is_raised_and_ends_the_others(
-    helper: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_ends_the_other_threads(helper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "usable_cores", lambda: 2)
     together = threading.Barrier(2, timeout=400)
     caller, begun = threading.get_ident(), []

@@ -215,9 +215,7 @@ def many(change: Callable[[list[Any]], Any]) -> Any:
     ],
     ids=["all", "twice", "seen before", "mixed", "other types", "none", "containers", "subclass"],
 )
-def test_many_parts_are_taken_as_they_would_be_one_by_one(
-    tree: Any, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_parts_at_once(tree: Any, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     leaves, rebuild = flatten(tree, is_array)
     new = rebuild([leaf.path for leaf in leaves])
     monkeypatch.setattr("anydevice._arrays.trees.tree._MANY", 10**9)
@@ -300,9 +298,7 @@ def test_parts_made_on_the_fly_are_not_taken_for_one_another() -> None:
     assert paths(tree)[:2] == ["[0][2][0]", "[1][2][0]"]
 
 
-def test_the_table_of_known_types_does_not_grow_without_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_table_of_known_types_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "_MOST", 8)
     containers.known.clear()
     for index in range(50):

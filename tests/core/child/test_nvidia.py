@@ -113,9 +113,7 @@ def test_nvml_that_refuses_to_start(build_library: BuildLibrary) -> None:
 
 
 @pytest.mark.parametrize(("code", "error"), [(0, "nvmlDeviceGetCount"), (18, "nvmlInit")])
-def test_an_old_nvml_starts_without_flags(
-    build_library: BuildLibrary, code: int, error: str
-) -> None:
+def test_old_nvml_starts_without_flags(build_library: BuildLibrary, code: int, error: str) -> None:
     source = f"int nvmlInit_v2(void) {{ return {code}; }}"
     name = f"libold{code}.so.1"
     answer, _ = ask_nvml(str(build_library(name, source) / name))
@@ -204,9 +202,7 @@ def test_a_driver_that_tells_no_details_still_shows_its_card(healthy: Callable[.
         ),
     ],
 )
-def test_a_driver_that_fails_says_where(
-    build_library: BuildLibrary, call: str, source: str
-) -> None:
+def test_a_failing_driver_says_where(build_library: BuildLibrary, call: str, source: str) -> None:
     name = f"lib{call}.so.1".lower()
     version = "int cuDriverGetVersion(int *v) { *v = 12000; return 0; }"
     answer = ask_driver(str(build_library(name, source + version) / name))
