@@ -94,10 +94,7 @@ def test_nvml_answers_and_the_driver_fails(look: Look, body: str, reason: str, f
     assert (scan.present, scan.stage) == (True, "driver")
     assert reason in text_of(scan)
     assert fix in fix_of(scan)
-    assert [device.facts.pci_address for device in scan.devices] == [
-        "0000:0a:00.0",
-        "0000:0b:00.0",
-    ]
+    assert [device.facts.pci_address for device in scan.devices] == ["0000:0a:00.0", "0000:0b:00.0"]
     (finding,) = findings_of([scan])
     assert [device.usable for device in finding.devices] == [False, False]
 
@@ -123,10 +120,7 @@ def test_nvml_answers_and_there_is_no_driver(look: Look, monkeypatch: pytest.Mon
 def test_the_variable_reorders_real_answers(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb,GPU-aa")
     scan = look(HEALTHY_NVML, driver_that("return 999;"))
-    assert [device.facts.pci_address for device in scan.devices] == [
-        "0000:0b:00.0",
-        "0000:0a:00.0",
-    ]
+    assert [device.facts.pci_address for device in scan.devices] == ["0000:0b:00.0", "0000:0a:00.0"]
 
 
 def test_nvml_crashes_and_the_driver_answers(look: Look) -> None:

@@ -221,12 +221,7 @@ def is_another_s_link(path: Path) -> None:
     os.chown(path, NOBODY, -1, follow_symlinks=False)
 
 
-WAYS = (
-    belongs_to_another,
-    may_be_written_by_everyone,
-    leads_to_another_s,
-    is_another_s_link,
-)
+WAYS = (belongs_to_another, may_be_written_by_everyone, leads_to_another_s, is_another_s_link)
 
 
 def plant(how: Callable[[Path], None], path: Path) -> None:

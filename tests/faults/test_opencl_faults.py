@@ -155,9 +155,7 @@ def test_an_absurd_answer_of_one_driver_hides_no_other(
     assert [device for device in scan.devices if device.reason is None]
 
 
-def test_the_fix_fixes(
-    look_beside_pocl: Callable[[str, float], tuple[BackendScan, float]],
-) -> None:
+def test_the_fix_fixes(look_beside_pocl: Callable[[str, float], tuple[BackendScan, float]]) -> None:
     scan, _ = look_beside_pocl(driver(platforms=CRASH), 5.0)
     assert fix_of(scan) is not None
     assert os.system(fix_of(scan)) == 0

@@ -123,11 +123,7 @@ def test_any_part_of_a_stream_is_the_same() -> None:
     stream, count = Stream(3, 5), 1000
     whole = stream.words(0, count)
     for start, size in [(0, 1), (1, 2), (3, 7), (8, 8), (count - 5, 5), (2, count - 2)]:
-        assert_same_bits(
-            stream.words(start, size),
-            whole[start : start + size],
-            because=SAME,
-        )
+        assert_same_bits(stream.words(start, size), whole[start : start + size], because=SAME)
     assert stream.words(9, 0).shape == (0,)
 
 
@@ -146,11 +142,7 @@ def test_a_shape_only_arranges_the_numbers(name: str) -> None:
 def test_drawing_in_parts_gives_the_same_numbers(name: str) -> None:
     random = host(11)
     parts = [CALLS[name](random, size) for size in (1, 7, 0, 300_000, 3)]
-    assert_same_bits(
-        np.concatenate(parts),
-        CALLS[name](host(11), 300_011),
-        because=SAME,
-    )
+    assert_same_bits(np.concatenate(parts), CALLS[name](host(11), 300_011), because=SAME)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -164,11 +156,7 @@ def test_pieces_of_several_threads_fit(name: str, monkeypatch: pytest.MonkeyPatc
     assert_same_integers(together.bits(3), apart.bits(3))
     whole = CALLS[name](together, count)
     sizes = [311] * (count // 311) + [count % 311]
-    assert_same_bits(
-        whole,
-        np.concatenate([CALLS[name](apart, n) for n in sizes]),
-        because=SAME,
-    )
+    assert_same_bits(whole, np.concatenate([CALLS[name](apart, n) for n in sizes]), because=SAME)
     assert together.state == apart.state
 
 

@@ -259,8 +259,7 @@ def test_a_tree_that_holds_itself_is_refused_by_name() -> None:
     tree: dict[str, Any] = {"layers": [{"weight": one()}]}
     tree["layers"][0]["parent"] = tree
     with pytest.raises(
-        TransferError,
-        match=r"^\['layers'\]\[0\]\['parent'\]: the tree contains .*\(dict at the r",
+        TransferError, match=r"^\['layers'\]\[0\]\['parent'\]: the tree contains .*\(dict at the r"
     ) as caught:
         flatten(tree, is_array)
     assert caught.value.path == "['layers'][0]['parent']"
