@@ -24,6 +24,7 @@ from anydevice._machine.settings.config import forget_files
 from anydevice._machine.settings.files import user_file
 from anydevice._ops import trusted_kernels
 from anydevice._ops.trusted_kernels import kernels_file
+from tests.conftest import BuildLibrary
 from tests.faults.damage import huge, zeros
 from tests.programs import run_python
 
@@ -47,11 +48,10 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_projects_library_does_not_run(
-    home: Path, tmp_path: Path, build_library: object, call: str
-) -> None:
+@pytest.mark.usefixtures("home")
+def test_a_library_does_not_run(tmp_path: Path, build_library: BuildLibrary, call: str) -> None:
     marker = tmp_path / "marker"
-    folder = build_library("evil.so", EVIL.format(marker=marker))  # type: ignore[operator]
+    folder = build_library("evil.so", EVIL.format(marker=marker))
     evil = folder / "evil.so"
     ran = subprocess.run([sys.executable, "-c", ""], env={**os.environ, "LD_PRELOAD": str(evil)})
     assert ran.returncode == 0
@@ -103,24 +103,11 @@ def test_children_get_the_users_variables_not_the_projects(home: Path, tmp_path:
     ]
 
 
-REFUSED = {
-    "LD_PRELOAD": "x.so",
-    "DYLD_INSERT_LIBRARIES": "x.dylib",
-    "LD_LIBRARY_PATH": ".",
-    "PATH": "bin",
-    "PYTHONPATH": ".",
-    "PYTHONSTARTUP": "x.py",
-    "ANYDEVICE_HOME": "here",
-    "OCL_ICD_VENDORS": "x",
-    "CUDA_HOME": "x",
-    "TRITON_PTXAS_PATH": "x",
-    "TORCHINDUCTOR_CACHE_DIR": "x",
-    "JAX_COMPILATION_CACHE_DIR": "x",
-    "CC": "x",
-    "CUDA_VISIBLE_DEVICES": "",
-    "OMP_NUM_THREADS": "/etc/passwd",
-    "XLA_FLAGS": "flags.txt",
-}
+REFUSED = {"LD_PRELOAD": "x.so", "DYLD_INSERT_LIBRARIES": "x.dylib", "LD_LIBRARY_PATH": "."}
+REFUSED |= {"PATH": "bin", "PYTHONPATH": ".", "PYTHONSTARTUP": "x.py", "ANYDEVICE_HOME": "here"}
+REFUSED |= dict.fromkeys(("OCL_ICD_VENDORS", "CUDA_HOME", "TRITON_PTXAS_PATH", "CC"), "x")
+REFUSED |= dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR"), "x")
+REFUSED |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "/etc/passwd", "XLA_FLAGS": "flags.txt"}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -385,14 +372,9 @@ everything()
 def test_without_a_home_everything_works_and_nothing_is_saved(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become a user who is in no list")
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_A_HOME],
-        cwd=tmp_path,
-        env={"ANYDEVICE_HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    alone = dict.fromkeys(os.environ) | {"PATH": os.environ["PATH"]}
+    environment = {**alone, "ANYDEVICE_HOME": str(tmp_path / "home")}
+    done = run_python("-c", WITHOUT_A_HOME, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     said = done.stderr.partition("without\n")[2]
     assert said.count("this user has no home folder") == 1, said
