@@ -82,9 +82,10 @@ def numbers(batches: Any) -> list[int]:
 
 @pytest.mark.parametrize("depth", [1, 2, 7])
 @pytest.mark.parametrize("length", [0, 1, 5])
-def test_batches_come_in_order(length: int, depth: int) -> None:
-    placed = list(prefetch(arrays(length), "cpu", depth))
-    assert [float(batch[0]) for batch in placed] == list(range(length))
+def test_every_iteration_starts_anew_and_in_order(length: int, depth: int) -> None:
+    batches = prefetch(arrays(length), "cpu", depth)
+    for _ in range(2):
+        assert [float(batch[0]) for batch in batches] == list(range(length))
 
 
 @pytest.mark.parametrize("engine", ["numpy", "torch", "jax", "mlx"])
@@ -96,11 +97,6 @@ def test_batches_are_on_the_device_in_its_library(engine: str) -> None:
         assert type(batch["x"]).__module__.startswith(engine.removesuffix("jax"))
         assert batch["y"][1] == "name"
         assert anydevice.to_numpy(batch["x"]).tolist() == [number] * 3
-
-
-def test_every_iteration_starts_anew() -> None:
-    batches = prefetch(Loader(4), "cpu")
-    assert numbers(batches) == numbers(batches) == [0, 1, 2, 3]
 
 
 def test_two_iterations_at_once_are_independent() -> None:
@@ -151,7 +147,7 @@ def test_after_a_break_a_generator_goes_on_after_what_was_pulled() -> None:
     assert 1 <= rest[0] <= 3
 
 
-def test_length_and_hint() -> None:
+def test_length_hint_and_what_it_was_made_of() -> None:
     assert len(prefetch(Loader(4), "cpu")) == 4
     unsized = prefetch(iter([1, 2, 3]), "cpu")
     with pytest.raises(TypeError, match="len"):
@@ -159,9 +155,6 @@ def test_length_and_hint() -> None:
     assert operator.length_hint(unsized) == 3
     assert operator.length_hint(prefetch((n for n in range(3)), "cpu"), 9) == 0
     assert list(unsized) == [1, 2, 3]
-
-
-def test_what_it_was_made_of() -> None:
     loader = [1, 2]
     batches = prefetch(loader, "cpu", depth=5)
     assert isinstance(batches, Prefetch)
@@ -284,9 +277,7 @@ def failing(after: int, error: BaseException) -> Iterator[Batch]:
     ids=repr,
 )
 @pytest.mark.parametrize("after", [0, 3])
-def test_an_error_of_the_loader_arrives_after_the_batches_before_it(
-    after: int, error: BaseException
-) -> None:
+def test_a_loader_s_error_comes_after_its_batches(after: int, error: BaseException) -> None:
     batches = iter(prefetch(failing(after, error), "cpu"))
     assert numbers(next(batches) for _ in range(after)) == list(range(after))
     with pytest.raises(type(error)) as caught:
@@ -317,12 +308,11 @@ class Stop(BaseException):
     """An error that can be referred to weakly."""
 
 
-def raising() -> Iterator[int]:
-    yield 0
-    raise Stop
-
-
 def test_an_error_holds_nothing_in_a_circle() -> None:
+    def raising() -> Iterator[int]:
+        yield 0
+        raise Stop
+
     def reference() -> weakref.ref[Stop]:
         try:
             list(prefetch(raising(), "cpu"))

@@ -7,7 +7,6 @@ import mmap
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -113,13 +112,7 @@ def numbers(*sizes: int) -> list[np.ndarray[Any, Any]]:
     return [random.integers(0, 256, size, dtype=np.uint8) for size in sizes]
 
 
-SIZES: Sequence[tuple[int, ...]] = [
-    (1,),
-    (CHUNK,),
-    (CHUNK + 1,),
-    (25 * CHUNK + 7,),
-    (3, 0, 5000, 1),
-]
+SIZES = [(1,), (CHUNK,), (CHUNK + 1,), (25 * CHUNK + 7,), (3, 0, 5000, 1)]
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 5])
@@ -208,11 +201,6 @@ def test_closing_leaves_no_thread() -> None:
     assert threading.active_count() == before
 
 
-def test_nothing_is_cut_from_nothing() -> None:
-    assert list(cut([], 4)) == []
-    assert list(cut([Piece(0, 0, 0)], 4)) == []
-
-
 @pytest.mark.parametrize("with_files", [False, True])
 def test_many_small_arrays_travel_together(with_files: bool) -> None:
     copier = HostCopier()
@@ -281,7 +269,8 @@ def test_arrays_are_packed_whatever_they_look_like(kind: str) -> None:
     assert copier.files == {}
 
 
-def test_cores_without_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_to_cut_and_no_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(cut([], 4)) == list(cut([Piece(0, 0, 0)], 4)) == []
     assert usable_cores() >= 1
     monkeypatch.setattr(Device, "status", None)
     monkeypatch.setattr("os.cpu_count", lambda: None)

@@ -81,9 +81,7 @@ def test_the_same_is_computed_of_a_table_and_its_rows(make: Make) -> None:
     ],
     ids=["text", "missing", "wide"],
 )
-def test_what_is_not_numbers_is_refused_by_its_column(
-    make: Make, taker: str, column: Any, match: str
-) -> None:
+def test_a_refusal_names_the_column(make: Make, taker: str, column: Any, match: str) -> None:
     if column[1] is None and make is pandas.DataFrame:
         column = pandas.array(column, dtype="Int64")  # else pandas itself makes it NaN
     table = make({"age": [1, 2, 3], "city": column, "height": [0.5, 1.5, 2.5]})

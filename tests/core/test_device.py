@@ -32,10 +32,6 @@ def test_a_name_is_read_and_written(written: str, backend: str, index: int, name
     assert Device(device) == device
 
 
-def test_the_index_may_be_given_apart() -> None:
-    assert Device("cuda", 3) == Device("cuda:3")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -70,13 +66,18 @@ def test_what_only_pytorch_drives_is_said_to_be_that(name: str) -> None:
         anydevice.device(torch.device(short))
 
 
-def test_equal_by_place_alone() -> None:
+def test_equal_by_place_alone_and_unchanging() -> None:
+    assert Device("cuda", 3) == Device("cuda:3")
     plain, served = Device("cuda:1"), Device("cuda:1", engine="jax", chosen_by="argument")
     assert plain == served
     assert hash(plain) == hash(served)
     assert len({plain, served, Device("cuda:0")}) == 2
     assert plain != Device("rocm:1")
     assert plain != "cuda:1"
+    with pytest.raises(AttributeError, match="does not change"):
+        plain.index = 3  # type: ignore[misc]
+    assert repr(Device("cuda:1", engine="jax")) == """Device("cuda:1", engine='jax')"""
+    assert repr(Device("cpu")) == 'Device("cpu")'
 
 
 def test_it_survives_pickling_with_its_engine() -> None:
@@ -111,16 +112,6 @@ def test_it_has_one_device_for_each_engine() -> None:
     assert place.served_by("torch").chosen_by is None
 
 
-def test_it_does_not_change() -> None:
-    with pytest.raises(AttributeError, match="does not change"):
-        Device("cpu").index = 3  # type: ignore[misc]
-
-
-def test_repr_reads_as_code() -> None:
-    assert repr(Device("cuda:1", engine="jax")) == """Device("cuda:1", engine='jax')"""
-    assert repr(Device("cpu")) == 'Device("cpu")'
-
-
 def test_a_device_that_is_not_here_says_so() -> None:
     with testing.fake_machine(keep_settings=True, cuda=1):
         absent = Device("cuda:7")
@@ -149,9 +140,6 @@ def test_a_device_made_by_hand_knows_what_discovery_knows() -> None:
         assert device.facts.free_memory == 70 * 2**30
         assert device.facts.compute_capability == "9.0"
         assert device.engine == "torch"
-
-
-def test_the_kind_of_an_opencl_device_is_its_driver_s_to_say() -> None:
     with testing.fake_machine(keep_settings=True, opencl=1):
         assert Device("opencl:0").kind == "gpu"
         assert Device("opencl:5").kind == "gpu"
@@ -167,13 +155,10 @@ def test_free_memory_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.facts == device.status.facts
 
 
-def test_native_is_the_library_s_own_object() -> None:
+def test_native_and_as_plain_data() -> None:
     import torch
 
     assert anydevice.device("cpu", engine="torch").native == torch.device("cpu")
-
-
-def test_as_plain_data() -> None:
     plain = anydevice.device("cpu").to_dict()
     expected = {"device": "cpu", "kind": "cpu", "usable": True, "why_not": None}
     assert plain.items() >= expected.items()

@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 import pydoc
+from typing import Any
 
 import pytest
 
@@ -43,11 +44,9 @@ def test_fields_come_in_their_order_and_have_defaults() -> None:
         ((), {"label": 1}, "Card needs name, has no label"),
     ],
 )
-def test_a_wrong_call_says_what_is_wrong(
-    values: tuple[object, ...], named: dict[str, object], said: str
-) -> None:
+def test_a_wrong_call_says_what_is_wrong(values: Any, named: Any, said: str) -> None:
     with pytest.raises(TypeError) as caught:
-        Card(*values, **named)  # type: ignore[arg-type]
+        Card(*values, **named)
     assert str(caught.value) == f"{said}; it takes name, memory, notes"
 
     class Empty(Record):

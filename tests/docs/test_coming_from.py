@@ -79,9 +79,7 @@ def shows(text: str, printed: str) -> bool:
 
 
 @pytest.mark.parametrize("section", [*LIBRARIES, "Keras"])
-def test_the_examples_of_a_section_run_and_print_what_they_show(
-    section: str, tmp_path: Path, sessions: Sessions
-) -> None:
+def test_a_section_s_examples_run(section: str, tmp_path: Path, sessions: Sessions) -> None:
     if section == "Artifex":
         pytest.importorskip("jax", reason="Artifex is made for JAX, which is not installed")
     blocks = BLOCK.findall(SECTIONS[section])

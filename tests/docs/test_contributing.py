@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from shutil import copy
 
 import pytest
+
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
@@ -64,14 +63,9 @@ def test_the_engine_of_the_walkthrough_passes_the_contract_tests(package: Path) 
     variable, python, *arguments = shlex.split(command)
     assert python == "python"
     name, _, value = variable.partition("=")
-    ended = subprocess.run(
-        [sys.executable, *arguments, "-q", "-n0", f"--basetemp={package / 'temporary'}"],
-        cwd=ROOT,
-        env={**os.environ, name: value, "PYTHONPATH": str(package)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    options, variables = ("-q", "-n0", f"--basetemp={package / 'temporary'}"), {name: value}
+    variables["PYTHONPATH"] = str(package)
+    ended = run_python(*arguments, *options, cwd=ROOT, env=variables, limit=500)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
     passed = re.search(r"(\d+) passed", ended.stdout)
     assert passed is not None, ended.stdout
@@ -94,12 +88,7 @@ def test_the_engine_of_the_walkthrough_does_what_users_do(package: Path, moved: 
         "print(anydevice.to_numpy(ops.softmax(ops.matmul(x, x), -1)).sum(-1).tolist())\n"
         "print(device.native)\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-W", "always::DeprecationWarning", "-c", program],
-        env={**os.environ, "PYTHONPATH": str(package)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    variables = {"PYTHONPATH": str(package)}
+    ended = run_python("-W", "always::DeprecationWarning", "-c", program, env=variables)
     assert ended.stdout.splitlines() == ["[1.0, 1.0]", "cpu"], ended.stderr
     assert len(re.findall(r"is now anydevice\.extend\.", ended.stderr)) == moved, ended.stderr

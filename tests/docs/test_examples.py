@@ -181,9 +181,7 @@ def test_python_blocks(page: Path, environment: dict[str, str], sessions: Sessio
 
 
 @pytest.mark.needs("torch")
-def test_the_readme_holds_on_a_fake_machine(
-    environment: dict[str, str], sessions: Sessions
-) -> None:
+def test_the_readme_runs_on_a_fake_machine(environment: dict[str, str], sessions: Sessions) -> None:
     printed = run_blocks(ROOT / "README.md", environment, sessions, TWO_CARDS)
     assert printed[0].split() == ["cuda:0", "gpu", "torch"]
 

@@ -21,17 +21,7 @@ pytest.importorskip("pty", reason="the pictures are made in a terminal of Unix")
 ROOT = Path(__file__).parents[2]
 LARGEST = 20_000
 OTHER = Cause("another name", "another meaning", "other advice")
-NAMES = (
-    "bench",
-    "boxes",
-    "chat",
-    "doctor",
-    "overview",
-    "plan",
-    "prove",
-    "training",
-    "watch",
-)
+NAMES = ("bench", "boxes", "chat", "doctor", "overview", "plan", "prove", "training", "watch")
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -18,6 +17,7 @@ from anydevice._core.engine import Engine
 from anydevice._machine.choose.scope import _LOCAL_RANKS
 from anydevice._machine.engines.registry import BUILT_IN
 from anydevice._machine.settings.config import SETTINGS
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -65,9 +65,6 @@ def test_the_readme_is_short_and_shows() -> None:
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
     assert len(pictures) >= 3
     assert all((ROOT / picture).suffix == ".svg" for picture in pictures)
-
-
-def test_words_are_counted_beside_code_and_pictures() -> None:
     text = "One two `three`.\n\n```python\nfour\n```\n![five](six.svg)\n[seven](eight.md)\n"
     assert words_beside_code(text) == 4
 
@@ -89,12 +86,9 @@ def test_the_extras_that_it_names_exist() -> None:
     assert named <= set(PROJECT["optional-dependencies"])
 
 
-def test_the_order_of_backends_on_the_page_is_that_of_the_code() -> None:
-    assert f"the order of backends: {', '.join(BACKENDS)}\n" in page("choosing.md")
-
-
-def test_every_setting_and_variable_is_on_the_page() -> None:
+def test_the_order_every_setting_and_variable_are_on_the_page() -> None:
     text = page("choosing.md")
+    assert f"the order of backends: {', '.join(BACKENDS)}\n" in text
     settings = {name for cells in rows(text, "## Settings of a run") for name in _code(cells[0])}
     assert settings == set(SETTINGS)
     variables = {name for cells in rows(text, "## Environment") for name in _code(cells[0])}
@@ -142,16 +136,10 @@ def test_the_changelog_knows_this_version() -> None:
 STORY = ("find", "choose", "check", "move", "chat", "train", "prove")
 
 
-def story(*lines: str) -> subprocess.CompletedProcess[str]:
+def story(*lines: str) -> CompletedProcess[str]:
     """The demo, run by some lines of Python."""
     program = ["import sys", "sys.path.insert(0, 'demo')", "import story", *lines]
-    return subprocess.run(
-        [sys.executable, "-c", "\n".join(program)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    return run_python("-c", "\n".join(program), cwd=ROOT)
 
 
 @pytest.mark.skipif(

@@ -126,10 +126,8 @@ def by_offset(dice: random.Random, raw: bytes) -> bytes:
 def by_length(dice: random.Random, raw: bytes) -> bytes:
     """Say another length of the header."""
     length = int.from_bytes(raw[:8], "little")
-    other = dice.choice(
-        [0, 1, 2**63, 2**64 - 1, 10**8, 10**8 + 1, length - 1, length + 1, len(raw)]
-    )
-    return other.to_bytes(8, "little") + raw[8:]
+    lengths = [0, 1, 2**63, 2**64 - 1, 10**8, 10**8 + 1, length - 1, length + 1, len(raw)]
+    return dice.choice(lengths).to_bytes(8, "little") + raw[8:]
 
 
 def cut_off(dice: random.Random, raw: bytes) -> bytes:
@@ -164,8 +162,7 @@ def rewritten(raw: bytes, change: Change) -> bytes:
     digest = tensor_files._hash_of(text, table)
     digest.update(raw[end:])
     own = {"anydevice": text, "sha256": digest.hexdigest()}
-    header = json.dumps({"__metadata__": own, **table}).encode()
-    return len(header).to_bytes(8, "little") + header + raw[end:]
+    return content({"__metadata__": own, **table}, raw[end:])
 
 
 def huge(path: Path) -> None:

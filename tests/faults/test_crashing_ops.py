@@ -159,11 +159,8 @@ def test_python_outlives_them_too() -> None:
     cells = cells_of("exp", "sqrt", "sin", "abs", quick=True)
     crashed = cells["exp", "value"]
     assert (crashed.state, crashed.code, bool(crashed)) == ("crashed", "crashed", False)
-    assert [cells[op, "value"].state for op in ("sqrt", "sin", "abs")] == [
-        "right",
-        "crashed",
-        "right",
-    ]
+    states = [cells[op, "value"].state for op in ("sqrt", "sin", "abs")]
+    assert states == ["right", "crashed", "right"]
 
 
 @pytest.mark.usefixtures("planted")
@@ -178,9 +175,7 @@ def test_a_benchmark_outlives_them_too() -> None:
 
 
 @pytest.mark.usefixtures("planted")
-def test_a_hang_is_a_time_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hang_is_a_time_out(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(verifying, "QUICK_LIMIT", 1.0)
     assert main(["verify", "--quick", *PLANTED, "--op", "tanh,sqrt"]) == 1
     lines = shown(capsys.readouterr().out)

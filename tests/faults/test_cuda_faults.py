@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -94,10 +95,7 @@ def test_nvml_answers_and_the_driver_fails(look: Look, body: str, reason: str, f
     assert (scan.present, scan.stage) == (True, "driver")
     assert reason in text_of(scan)
     assert fix in fix_of(scan)
-    assert [device.facts.pci_address for device in scan.devices] == [
-        "0000:0a:00.0",
-        "0000:0b:00.0",
-    ]
+    assert [device.facts.pci_address for device in scan.devices] == ["0000:0a:00.0", "0000:0b:00.0"]
     (finding,) = findings_of([scan])
     assert [device.usable for device in finding.devices] == [False, False]
 
@@ -123,10 +121,7 @@ def test_nvml_answers_and_there_is_no_driver(look: Look, monkeypatch: pytest.Mon
 def test_the_variable_reorders_real_answers(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb,GPU-aa")
     scan = look(HEALTHY_NVML, driver_that("return 999;"))
-    assert [device.facts.pci_address for device in scan.devices] == [
-        "0000:0b:00.0",
-        "0000:0a:00.0",
-    ]
+    assert [device.facts.pci_address for device in scan.devices] == ["0000:0b:00.0", "0000:0a:00.0"]
 
 
 def test_nvml_crashes_and_the_driver_answers(look: Look) -> None:
@@ -156,16 +151,19 @@ def test_a_context_that_crashes_costs_only_the_free_memory(look: Look) -> None:
     assert scan.devices[0].facts.total_memory == 8 * GIB
 
 
-def test_both_crash(look: Look) -> None:
+def test_both_crash_or_leave_the_process(look: Look) -> None:
     scan = look(nvml_that(CRASHES), driver_that(CRASHES))
     assert (scan.present, scan.stage, scan.devices) == (True, "driver", ())
     assert text_of(scan) == (
         "NVML crashed (SIGSEGV) in nvmlInit; the CUDA driver crashed (SIGSEGV) in cuInit"
     )
     assert fix_of(scan) == "reinstall the NVIDIA driver, then reboot"
+    scan = look(nvml_that("_exit(3);"), driver_that("_exit(3);"))
+    assert scan.stage == "driver"
+    assert "NVML crashed (exit code 3: no message) in nvmlInit" in text_of(scan)
 
 
-def test_both_hang(look: Look) -> None:
+def test_both_hang_and_no_time_is_left(look: Look) -> None:
     scan = look(nvml_that(SLEEPS), driver_that(SLEEPS), LIMIT)
     assert (scan.present, scan.stage) == (True, "driver")
     reason = text_of(scan)
@@ -173,18 +171,9 @@ def test_both_hang(look: Look) -> None:
     assert "the CUDA driver timed out" in reason
     assert "in cuInit" in reason
     assert "anydevice.configure(time_limit=20)" in fix_of(scan)
-
-
-def test_no_time_is_left_for_the_driver(look: Look) -> None:
     scan = look(nvml_that(SLEEPS), driver_that(SLEEPS), 0.1)
     assert (scan.present, scan.stage) == (True, "driver")
     assert "the CUDA driver timed out (no time was left for it)" in text_of(scan)
-
-
-def test_a_driver_that_leaves_the_process(look: Look) -> None:
-    scan = look(nvml_that("_exit(3);"), driver_that("_exit(3);"))
-    assert scan.stage == "driver"
-    assert "NVML crashed (exit code 3: no message) in nvmlInit" in text_of(scan)
 
 
 @pytest.mark.parametrize("code", [4, 9, 15, 16, 18, 999])
@@ -219,9 +208,7 @@ def test_files_that_are_no_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "the CUDA driver cannot be loaded" in text_of(scan)
 
 
-def test_devices_that_a_variable_hides_from_the_driver(
-    look: Look, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_that_a_variable_hides(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     obedient = HEALTHY_DRIVER.replace(
         "int cuInit(unsigned flags) { return 0; }",
         "#include <stdlib.h>\n"
@@ -234,34 +221,23 @@ def test_devices_that_a_variable_hides_from_the_driver(
     assert fix_of(scan) == "unset CUDA_VISIBLE_DEVICES"
 
 
-def test_without_nvidia_ml_py_the_driver_answers(
-    look: Look, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_nvidia_ml_py(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver is asked, also beside a pynvml that is no file."""
     monkeypatch.setattr(cuda, "find_spec", lambda name: None)
     scan = look(HEALTHY_NVML, HEALTHY_DRIVER)
     assert len(scan.devices) == 1
     assert scan.notes == ("NVML cannot be loaded: nvidia-ml-py is not installed",)
-
-
-def test_a_pynvml_of_no_file_is_passed_over(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    def raises(name: str) -> None:
-        raise ValueError(f"{name}.__spec__ is None")
-
-    monkeypatch.setattr(cuda, "find_spec", raises)
+    monkeypatch.setattr(cuda, "find_spec", Mock(side_effect=ValueError("__spec__ is None")))
     assert len(look(HEALTHY_NVML, HEALTHY_DRIVER).devices) == 1
 
 
-def test_macos_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    scan = cuda.look(USUAL_LIMIT)
-    assert (scan.present, text_of(scan)) == (False, "CUDA needs Linux or Windows")
-
-
-def test_whatever_goes_wrong_in_the_reading_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(environment: object) -> None:
-        raise RuntimeError("odd machine")
-
-    monkeypatch.setattr(cuda, "read_surroundings", fails)
+def test_what_goes_wrong_is_a_finding_and_macos_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda, "read_surroundings", Mock(side_effect=RuntimeError("odd machine")))
     scan = cuda.look(USUAL_LIMIT)
     assert (scan.present, scan.stage) == (True, "driver")
     assert "RuntimeError: odd machine" in text_of(scan)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    scan = cuda.look(USUAL_LIMIT)
+    assert (scan.present, text_of(scan)) == (False, "CUDA needs Linux or Windows")

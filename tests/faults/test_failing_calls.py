@@ -327,9 +327,7 @@ def library(build_library: Callable[[str, str], Path]) -> Path:
         *(pytest.param(what, 1, marks=pytest.mark.soak) for what in TRAININGS),
     ],
 )
-def test_each_call_fails_in_turn_and_nothing_is_damaged(
-    tmp_path: Path, library: Path, what: str, every: int
-) -> None:
+def test_failing_calls_damage_nothing(tmp_path: Path, library: Path, what: str, every: int) -> None:
     several = -(-every // 3)
     seen, errors = fail_in_turn(tmp_path / "files", library, what, every, several, SIZES[what], 1)
     assert seen["EIO"] >= LEAST[what]
@@ -341,9 +339,7 @@ def test_each_call_fails_in_turn_and_nothing_is_damaged(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("what", LEAST)
-def test_each_allocation_fails_in_turn_and_nothing_is_damaged(
-    tmp_path: Path, library: Path, what: str
-) -> None:
+def test_failing_allocations_damage_nothing(tmp_path: Path, library: Path, what: str) -> None:
     """Those of every object; of a training those of 4 KiB: of smaller ones PyTorch itself dies."""
     least, env = (4096, {}) if what in TRAININGS else (1, {"PYTHONMALLOC": "malloc"})
     seen, errors = fail_in_turn(tmp_path / "files", library, what, 0, 1, least, 0, **env)

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import anydevice
 from anydevice import nn
 from anydevice._bench.results import Results, read_results
 from anydevice._core.device import Device
+from anydevice._libraries.precision import policy_of
 from anydevice._machine.choose import measurements
 from anydevice._machine.discovery.check import read_verdicts
 from anydevice._machine.settings.config import forget_files
@@ -32,7 +34,7 @@ from anydevice._ops import trusted_kernels
 from anydevice._train.checkpoint import read_checkpoint, settings_of
 from anydevice._train.step_config import StepConfig
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
-from tests.faults.damage import Change, at_random, by_meaning, huge, rewritten, zeros
+from tests.faults.damage import Change, at_random, by_meaning, content, huge, rewritten, zeros
 from tests.programs import output_of
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes and devices as POSIX has them")
@@ -88,9 +90,7 @@ MODELS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_that_was_made_on_purpose_is_refused_when_it_is_loaded(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_forged_model_is_refused_when_it_is_loaded(tmp_path: Path, name: str) -> None:
     path = tmp_path / "model.safetensors"
     change, words = MODELS[name]
     path.write_bytes(rewritten(saved(path), change))
@@ -121,17 +121,10 @@ X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
 
 
 def run(path: Path, **options: Any) -> nn.Trained:
-    given: dict[str, Any] = {
-        "data": nn.Batches(X, X[:, :2], size=4),
-        "epochs": 2,
-        "device": anydevice.device("cpu", engine="torch"),
-        **options,
-    }
-    model = nn.Model(LAYER, device=anydevice.device("cpu", engine="numpy"))
-    data = given.pop("data")
-    return nn.train(
-        model, data, nn.AdamW(1e-2), "mean_squared_error", progress=False, resume=path, **given
-    )
+    data = options.pop("data", nn.Batches(X, X[:, :2], size=4))
+    model = nn.Model(LAYER, device=CPU)
+    given = {"epochs": 2, "device": anydevice.device("cpu", engine="torch"), **options}
+    return nn.train(model, data, nn.AdamW(1e-2), "mean_squared_error", resume=path, **given)
 
 
 def checkpoint(path: Path) -> bytes:
@@ -164,9 +157,7 @@ CHECKPOINTS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_a_checkpoint_that_was_made_on_purpose_is_refused_before_the_first_step(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_forged_checkpoint_is_refused_before_the_first_step(tmp_path: Path, name: str) -> None:
     path = tmp_path / "run.safetensors"
     change, words = CHECKPOINTS[name]
     path.write_bytes(rewritten(checkpoint(path), change))
@@ -226,8 +217,7 @@ def test_a_hostile_config_is_refused_at_once(tmp_path: Path, name: str) -> None:
 def test_tensors_of_endless_layers_are_no_layers(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     entry = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
-    header = json.dumps({f"layers.{10**12}.weight": entry}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + b"1")
+    path.write_bytes(content({f"layers.{10**12}.weight": entry}, b"1"))
     began = time.monotonic()
     assert anydevice.estimate_inference(path, context=8).total > 0
     assert time.monotonic() - began < 60
@@ -271,7 +261,7 @@ def kinds(folder: Path) -> Iterator[Kind]:
 
     like = nn.Model(LAYER, device=CPU)
     adam = nn.AdamW(1e-2)
-    step = StepConfig(LAYER, nn.mean_squared_error, adam, anydevice_policy(), None, 1)
+    step = StepConfig(LAYER, nn.mean_squared_error, adam, policy_of("float32", CPU), None, 1)
     data = nn.Batches(X, X[:, :2], size=4)
     settings = settings_of(step, 0, None, data)
     raw = checkpoint(training)
@@ -289,12 +279,8 @@ def kinds(folder: Path) -> Iterator[Kind]:
         "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128},
         "rope_scaling": {"type": "linear", "factor": 2.0}, "sliding_window": None,
     }  # fmt: skip
-    yield (
-        config,
-        json.dumps(llama).encode(),
-        of_json,
-        lambda: anydevice.estimate_inference(config, context=8),
-    )
+    read = partial(anydevice.estimate_inference, config, context=8)
+    yield config, json.dumps(llama).encode(), of_json, read
 
     settings_text = (
         b'# mine\ndevice = ["cpu", "cuda"]\nengine = "numpy"\norder = ["cpu"]\nmemory = 0.5\n'
@@ -319,12 +305,6 @@ def kinds(folder: Path) -> Iterator[Kind]:
         (trusted_kernels.kernels_file(), {"k": [["softmax", "float32"]]}, trusted_kernels._read),
     ):
         yield path, json.dumps(tree).encode(), of_json, read
-
-
-def anydevice_policy() -> Any:
-    from anydevice._libraries.precision import policy_of
-
-    return policy_of("float32", CPU)
 
 
 def peak() -> float:
@@ -374,19 +354,15 @@ def attack(folder: Path, seed: int, count: int) -> Counter[str]:
     ("seed", "count"),
     [(0, 800), *(pytest.param(seed, 2000, marks=pytest.mark.soak) for seed in range(1, 11))],
 )
-def test_damaged_files_are_read_or_refused(
-    home: Path, tmp_path: Path, seed: int, count: int
-) -> None:
+def test_damaged_files_read_or_refused(home: Path, tmp_path: Path, seed: int, count: int) -> None:
     """In a process of its own: damaged settings may change all of it."""
     program = (
-        "import json, pathlib, sys\n"
-        "sys.path.insert(0, str(pathlib.Path(sys.argv[1]).parents[2]))\n"
+        "import json, pathlib\n"
         "from tests.faults.test_hostile_files import attack\n"
-        "came = attack(pathlib.Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))\n"
-        "print(json.dumps(came))\n"
+        f"print(json.dumps(attack(pathlib.Path({str(tmp_path)!r}), {seed}, {count})))\n"
     )
-    arguments = (__file__, str(tmp_path), str(seed), str(count))
-    came = Counter(json.loads(output_of("-c", program, *arguments, limit=None).splitlines()[-1]))
+    printed = output_of("-c", program, cwd=Path(__file__).parents[2], limit=None)
+    came = Counter(json.loads(printed.splitlines()[-1]))
     # A fuzzer that is always refused, or never, would find nothing.
     for name in ("model.safetensors", "run.safetensors", "config.json", "anydevice.toml"):
         assert min(came[f"{name} read"], came[f"{name} refused"]) > 0, came

@@ -24,6 +24,7 @@ from anydevice._machine.settings.config import forget_files
 from anydevice._machine.settings.files import user_file
 from anydevice._ops import trusted_kernels
 from anydevice._ops.trusted_kernels import kernels_file
+from tests.conftest import BuildLibrary
 from tests.faults.damage import huge, zeros
 from tests.programs import run_python
 
@@ -47,11 +48,10 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_library_that_a_project_names_does_not_run(
-    home: Path, tmp_path: Path, build_library: object, call: str
-) -> None:
+@pytest.mark.usefixtures("home")
+def test_a_library_does_not_run(tmp_path: Path, build_library: BuildLibrary, call: str) -> None:
     marker = tmp_path / "marker"
-    folder = build_library("evil.so", EVIL.format(marker=marker))  # type: ignore[operator]
+    folder = build_library("evil.so", EVIL.format(marker=marker))
     evil = folder / "evil.so"
     ran = subprocess.run([sys.executable, "-c", ""], env={**os.environ, "LD_PRELOAD": str(evil)})
     assert ran.returncode == 0
@@ -75,9 +75,7 @@ SHOW = (
 )
 
 
-def test_children_get_what_the_user_set_and_nothing_of_the_project(
-    home: Path, tmp_path: Path
-) -> None:
+def test_children_get_the_users_variables_not_the_projects(home: Path, tmp_path: Path) -> None:
     (tmp_path / "asked").mkdir()
     (tmp_path / "asked" / "question.py").write_text(
         "import os\ndef ask(tell, arguments):\n    return dict(os.environ)\n"
@@ -105,24 +103,11 @@ def test_children_get_what_the_user_set_and_nothing_of_the_project(
     ]
 
 
-REFUSED = {
-    "LD_PRELOAD": "x.so",
-    "DYLD_INSERT_LIBRARIES": "x.dylib",
-    "LD_LIBRARY_PATH": ".",
-    "PATH": "bin",
-    "PYTHONPATH": ".",
-    "PYTHONSTARTUP": "x.py",
-    "ANYDEVICE_HOME": "here",
-    "OCL_ICD_VENDORS": "x",
-    "CUDA_HOME": "x",
-    "TRITON_PTXAS_PATH": "x",
-    "TORCHINDUCTOR_CACHE_DIR": "x",
-    "JAX_COMPILATION_CACHE_DIR": "x",
-    "CC": "x",
-    "CUDA_VISIBLE_DEVICES": "",
-    "OMP_NUM_THREADS": "/etc/passwd",
-    "XLA_FLAGS": "flags.txt",
-}
+REFUSED = {"LD_PRELOAD": "x.so", "DYLD_INSERT_LIBRARIES": "x.dylib", "LD_LIBRARY_PATH": "."}
+REFUSED |= {"PATH": "bin", "PYTHONPATH": ".", "PYTHONSTARTUP": "x.py", "ANYDEVICE_HOME": "here"}
+REFUSED |= dict.fromkeys(("OCL_ICD_VENDORS", "CUDA_HOME", "TRITON_PTXAS_PATH", "CC"), "x")
+REFUSED |= dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR"), "x")
+REFUSED |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "/etc/passwd", "XLA_FLAGS": "flags.txt"}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -153,9 +138,7 @@ def raw(text: str) -> str:
 
 @pytest.mark.parametrize("words", [["config"], ["devices"], ["plan", f"model{ESCAPES}.json"]])
 @pytest.mark.parametrize("colour", [False, True])
-def test_commands_print_no_escapes_of_files_and_variables(
-    tmp_path: Path, words: list[str], colour: bool
-) -> None:
+def test_commands_print_no_escapes(tmp_path: Path, words: list[str], colour: bool) -> None:
     folder = tmp_path / f"project{ESCAPES}\nfake line"
     folder.mkdir()
     (folder / "anydevice.toml").write_text('"no\\u001bsetting" = 1\n[env]\n"A\\u001bB" = "1"\n')
@@ -225,12 +208,7 @@ def is_another_s_link(path: Path) -> None:
     os.chown(path, NOBODY, -1, follow_symlinks=False)
 
 
-WAYS = (
-    belongs_to_another,
-    may_be_written_by_everyone,
-    leads_to_another_s,
-    is_another_s_link,
-)
+WAYS = (belongs_to_another, may_be_written_by_everyone, leads_to_another_s, is_another_s_link)
 
 
 def plant(how: Callable[[Path], None], path: Path) -> None:
@@ -240,9 +218,7 @@ def plant(how: Callable[[Path], None], path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_project_s_file_that_another_could_have_written_is_not_obeyed(
-    home: Path, how: Callable[[Path], None]
-) -> None:
+def test_a_project_file_of_others_is_not_obeyed(home: Path, how: Callable[[Path], None]) -> None:
     path = Path("anydevice.toml")
     path.write_text('device = "no-such-backend"\n')
     plant(how, path)
@@ -292,18 +268,14 @@ def test_nothing_in_a_shared_home_is_believed(home: Path, how: Callable[[Path], 
 
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("name", ALL)
-def test_a_file_that_another_could_have_written_is_not_believed(
-    home: Path, how: Callable[[Path], None], name: str
-) -> None:
+def test_a_file_of_others_is_not_used(home: Path, how: Callable[[Path], None], name: str) -> None:
     prepare_a_home()
     plant(how, home / name)
     with pytest.warns(UserWarning, match=rf"{name} (is not used|cannot be read) \((it|the link) "):
         assert believed() == [each for each in ALL if each != name]
 
 
-def test_compiled_code_is_kept_where_only_its_user_can_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_code_is_kept_in_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.umask(0)
     try:
         monkeypatch.setenv("ANYDEVICE_HOME", str(tmp_path / "a" / "home"))
@@ -400,14 +372,9 @@ everything()
 def test_without_a_home_everything_works_and_nothing_is_saved(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become a user who is in no list")
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_A_HOME],
-        cwd=tmp_path,
-        env={"ANYDEVICE_HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    alone = dict.fromkeys(os.environ) | {"PATH": os.environ["PATH"]}
+    environment = {**alone, "ANYDEVICE_HOME": str(tmp_path / "home")}
+    done = run_python("-c", WITHOUT_A_HOME, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     said = done.stderr.partition("without\n")[2]
     assert said.count("this user has no home folder") == 1, said

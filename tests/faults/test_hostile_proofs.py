@@ -24,14 +24,7 @@ from anydevice._proofs.files import ModelFile, check, read_certificate, read_mod
 from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
 from tests.faults.damage import at_random, by_meaning
 from tests.proofs.checking.theorems import certificate, dense, executed, query
-from tests.proofs.checking.written import (
-    described,
-    field,
-    onnx_of,
-    operator,
-    tensor,
-    vnnlib_of,
-)
+from tests.proofs.checking.written import described, field, onnx_of, operator, tensor, vnnlib_of
 
 NETWORK = dense((3, 8, 8, 2))
 LEAST = executed(NETWORK, np.random.default_rng(0).uniform(-1, 1, (20_000, 3))).min(0)

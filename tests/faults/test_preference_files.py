@@ -10,6 +10,7 @@ import threading
 import time
 import tomllib
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -49,24 +50,18 @@ def test_a_wrong_file_is_an_error_that_names_file_and_line(home: Path, name: str
     assert caught.value.source == f"{user_file()}, {line}"
 
 
-def test_bytes_that_are_no_text_name_their_line(home: Path) -> None:
+def test_a_wrong_file_hides_no_device_and_is_not_written_over(home: Path) -> None:
     user_file().write_bytes(b'# fine\ndevice = "\xff\xfe"\n')
     with pytest.raises(ConfigurationError, match=r"line 2: this is not UTF-8"):
         anydevice.device()
-
-
-def test_a_wrong_file_does_not_hide_what_the_machine_has(home: Path) -> None:
-    user_file().write_text("time_limit = true\n")
-    assert anydevice.discover(refresh=True)["cpu"].usable
-    with pytest.raises(ConfigurationError, match="line 1: time_limit: True is not a number"):
-        anydevice.device("cpu")
-
-
-def test_prefer_refuses_to_write_over_a_file_that_it_cannot_read(home: Path) -> None:
     user_file().write_text("device = = cuda\n")
     with pytest.raises(ConfigurationError, match="line 1"):
         anydevice.prefer("cpu")
     assert user_file().read_text() == "device = = cuda\n"
+    user_file().write_text("time_limit = true\n")
+    assert anydevice.discover(refresh=True)["cpu"].usable
+    with pytest.raises(ConfigurationError, match="line 1: time_limit: True is not a number"):
+        anydevice.device("cpu")
 
 
 def test_an_unknown_setting_is_a_warning(home: Path) -> None:
@@ -83,9 +78,7 @@ def test_a_folder_in_the_file_s_place_is_passed_over_with_a_warning(home: Path) 
         anydevice.prefer("cpu")
 
 
-def test_a_home_of_an_unknown_user_is_an_empty_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unknown_users_home_is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ANYDEVICE_HOME", "~nobody-of-that-name/anydevice")
     monkeypatch.setattr(files, "_said_no_home", False)
@@ -94,15 +87,9 @@ def test_a_home_of_an_unknown_user_is_an_empty_one(
     assert anydevice.device("cpu").backend == "cpu"
 
 
-def test_without_locks_a_writer_has_a_hidden_file_of_its_own(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_files_are_hidden(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fcntl = pytest.importorskip("fcntl")
-
-    def refuse(descriptor: int, how: int) -> None:
-        raise OSError("this file system has no locks")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError("this file system has no locks")))
     replaced: list[str] = []
     real = os.replace
     monkeypatch.setattr(os, "replace", lambda a, b: (replaced.append(a.name), real(a, b)))

@@ -54,9 +54,7 @@ def file(
     return path
 
 
-def test_a_header_is_read_as_the_package_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_header_as_the_package_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     words = ["", "a", "ü", "日本", "🚀" * 3, *(str(n) for n in range(50))]

@@ -88,9 +88,7 @@ def test_parts_lie_one_behind_the_other(
 
 
 @pytest.mark.parametrize("name", ["torch", "jax", "mlx"])
-def test_large_arrays_of_each_engine_have_memory_of_their_own(
-    parts: tuple[list[Segment], Any], name: str
-) -> None:
+def test_large_arrays_have_their_own_memory(parts: tuple[list[Segment], Any], name: str) -> None:
     found, whole = parts
     here, engine = device("cpu", engine=name), registry.load(name)
     turned = Segment(found[0].tensor, np.flipud)
@@ -109,9 +107,7 @@ def silent(_: int) -> None:
     pass
 
 
-def test_numbers_that_a_dtype_cannot_hold_are_refused_from_threads_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_refuse_numbers_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file({"x": np.full((600, 600), 1e6, np.float32)}, tmp_path / "1.safetensors")
     header = read_header(tmp_path / "1.safetensors")
     part = Segment(header.entries["x"])

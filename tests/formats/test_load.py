@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -34,6 +35,7 @@ from anydevice.errors import (
     UnsupportedError,
 )
 from tests.comparing import assert_same_bits
+from tests.faults.damage import content
 
 CPU = Device("cpu", engine="numpy")
 
@@ -48,10 +50,14 @@ def write(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> Path:
         code = codes[array.dtype.name]
         header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": offsets}
         at += array.nbytes
-    text = json.dumps(header).encode()
-    data = b"".join(array.tobytes() for array in arrays.values())
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    path.write_bytes(content(header, b"".join(array.tobytes() for array in arrays.values())))
     return path
+
+
+def write_index(folder: Path, files: dict[str, str]) -> Path:
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": files}))
+    return index
 
 
 def same(a: Any, b: Any) -> bool:
@@ -118,11 +124,9 @@ def test_the_arrays_are_those_of_the_device_s_engine(file: Path, engine: str) ->
 
 
 def test_tensors_come_in_the_header_s_order_however_they_lie(file: Path) -> None:
-    header = (
-        b'{"late":{"dtype":"U8","shape":[1],"data_offsets":[1,2]},'
-        b'"early":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
-    )
-    file.write_bytes(len(header).to_bytes(8, "little") + header + b"\x01\x02")
+    one = {"dtype": "U8", "shape": [1]}
+    header = {"late": {**one, "data_offsets": [1, 2]}, "early": {**one, "data_offsets": [0, 1]}}
+    file.write_bytes(content(header, b"\x01\x02"))
     found = load_weights(file, CPU)
     assert [(name, int(array[0])) for name, array in found.items()] == [("late", 2), ("early", 1)]
 
@@ -131,15 +135,9 @@ def test_a_sharded_model_comes_in_its_index_s_order(tmp_path: Path) -> None:
     write(tmp_path / "1.safetensors", {"a": np.float32([1]), "d": np.float32([4])})
     write(tmp_path / "2.safetensors", {"b": np.float32([2]), "c": np.float32([3])})
     files = {"d": 1, "c": 2, "b": 2, "a": 1}
-    index = {"weight_map": {name: f"{number}.safetensors" for name, number in files.items()}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    found = load_weights(tmp_path, CPU)
-    assert [(name, float(array[0])) for name, array in found.items()] == [
-        ("d", 4.0),
-        ("c", 3.0),
-        ("b", 2.0),
-        ("a", 1.0),
-    ]
+    write_index(tmp_path, {name: f"{number}.safetensors" for name, number in files.items()})
+    found = {name: float(array[0]) for name, array in load_weights(tmp_path, CPU).items()}
+    assert list(found.items()) == [("d", 4), ("c", 3), ("b", 2), ("a", 1)]
 
 
 def test_a_path_may_start_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,24 +209,6 @@ def test_a_tensor_that_the_engine_cannot_hold_is_named(file: Path) -> None:
     assert load_weights(file, Device("cpu", engine="jax"), "float32")["layer.scale"].shape == (1,)
 
 
-class Placing:
-    """NumPy's engine, which places three tensors and finds no room, or fails, at the fourth."""
-
-    name = "three at most"
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        self.memory = registry.load("numpy").memory
-        self.placed: list[weakref.ref[Any]] = []
-
-    def place(self, x: Any, device: Device) -> Any:
-        if len(self.placed) == 3:
-            raise self.error
-        array = np.array(x)
-        self.placed.append(weakref.ref(array))
-        return array
-
-
 @pytest.mark.parametrize(
     ("error", "ours"),
     [(MemoryError(), OutOfMemoryError), (ValueError("no"), TransferError)],
@@ -237,20 +217,25 @@ class Placing:
 def test_an_error_keeps_none_of_what_was_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, ours: type[Exception]
 ) -> None:
-    engine = Placing(error)
+    placed: list[weakref.ref[Any]] = []
+
+    def place(x: Any, device: Device) -> Any:
+        if len(placed) == 3:
+            raise error
+        array = np.array(x)
+        placed.append(weakref.ref(array))
+        return array
+
+    engine = SimpleNamespace(name="three", place=place, memory=registry.load("numpy").memory)
     monkeypatch.setattr(loading.registry, "load", lambda name: engine)
     for file in ("1", "2"):  # the fourth tensor is in the second file
-        write(tmp_path / file, {f"{file}.{n}": np.ones(8, np.float32) for n in range(2)})
-    names = [f"{file}.{n}" for file in ("1", "2") for n in range(2)]
-    for file in ("1", "2"):
-        (tmp_path / file).rename(tmp_path / f"{file}.safetensors")
-    index = {"weight_map": {name: f"{name[0]}.safetensors" for name in names}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        arrays = {f"{file}.{n}": np.ones(8, np.float32) for n in range(2)}
+        write(tmp_path / f"{file}.safetensors", arrays)
+    write_index(tmp_path, {name: f"{name[0]}.safetensors" for name in ("1.0", "1.1", "2.0", "2.1")})
     with pytest.raises(ours, match=r"the tensor '2\.1'") as kept:
         load_weights(tmp_path, CPU)
     assert kept.value.__traceback__ is not None
-    assert len(engine.placed) == 3
-    assert [array() for array in engine.placed] == [None] * 3
+    assert [array() for array in placed] == [None] * 3
 
 
 def test_bytes_that_are_no_booleans_are_refused(file: Path) -> None:
@@ -261,20 +246,15 @@ def test_bytes_that_are_no_booleans_are_refused(file: Path) -> None:
         load_weights(file, CPU)
 
 
-def test_an_unusable_device_is_refused(file: Path) -> None:
+def test_a_device_that_cannot_be_used_is_refused(file: Path) -> None:
     with pytest.raises(DeviceNotFoundError):
         load_weights(write(file, {}), "cuda:99")
-
-
-def test_a_device_that_no_library_drives_is_refused(file: Path) -> None:
     bare = Device.seen("cuda", 0, DeviceStatus("gpu", Facts(name="a card")))
     with pytest.raises(DeviceNotFoundError, match="no installed library drives cuda:0"):
-        load_weights(write(file, {}), bare)
+        load_weights(file, bare)
 
 
-def test_a_machine_of_the_other_byte_order_is_refused(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_big_endian_machine_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "byteorder", "big")
     with pytest.raises(UnsupportedError, match="little-endian"):
         load_weights(write(file, {}), CPU)
@@ -295,44 +275,34 @@ def meddle(monkeypatch: pytest.MonkeyPatch, at_read: int, action: Callable[[], o
     monkeypatch.setattr(files, "_read_at", read)
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_said(
-    file: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("at_read", "size", "words"),
+    [
+        (4, 5000, r"became shorter .* now ends at byte 5000"),
+        (3, 100_000, "was changed while it was"),
+    ],
+)
+def test_a_file_whose_size_changes_while_it_is_read_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch, at_read: int, size: int, words: str
 ) -> None:
     monkeypatch.setattr(loading, "CHUNK", 4096)
     write(file, {"a": np.zeros(2048, np.float32), "b": np.zeros(2048, np.float32)})
-    meddle(monkeypatch, 4, lambda: os.truncate(file, 5000))
-    with pytest.raises(TransferError, match=r"became shorter .* now ends at byte 5000"):
-        load_weights(file, CPU)
-
-
-def test_a_file_that_is_written_to_while_it_is_read_is_said(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(file, {"a": np.zeros(2048, np.float32)})
-    meddle(monkeypatch, 3, lambda: os.truncate(file, 100_000))
-    with pytest.raises(TransferError, match="was changed while it was being read"):
+    meddle(monkeypatch, at_read, lambda: os.truncate(file, size))
+    with pytest.raises(TransferError, match=words):
         load_weights(file, CPU)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="an opened file can be replaced")
-def test_a_file_that_is_replaced_after_its_header_was_read_is_read_to_its_end(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_replaced_file(file: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool) -> None:
+    """A file is read to its end; a shard is opened again after its header, and is refused."""
     write(file, {"a": np.zeros(4, np.float32)})
     other = write(file.with_name("other"), {"a": np.ones(4, np.float32)})
-    meddle(monkeypatch, 3, lambda: other.replace(file))
-    assert load_weights(file, CPU)["a"].max() == 0
-
-
-@pytest.mark.skipif(os.name != "posix", reason="an opened file can be replaced")
-def test_a_shard_that_is_replaced_after_its_header_was_read_is_said(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(file, {"a": np.zeros(4, np.float32)})
-    other = write(file.with_name("other"), {"a": np.ones(4, np.float32)})
-    index = file.with_name("model.safetensors.index.json")
-    index.write_text(json.dumps({"weight_map": {"a": file.name}}))
-    meddle(monkeypatch, 3, lambda: other.replace(file))  # the first read is that of the index
+    index = write_index(file.parent, {"a": file.name})
+    meddle(monkeypatch, 3, lambda: other.replace(file))  # the first read may be that of the index
+    if not sharded:
+        assert load_weights(file, CPU)["a"].max() == 0
+        return
     with pytest.raises(TransferError, match="was changed while it was being read"):
         load_weights(index, CPU)
 
@@ -340,8 +310,7 @@ def test_a_shard_that_is_replaced_after_its_header_was_read_is_said(
 def test_nothing_is_allocated_before_every_file_was_checked(tmp_path: Path) -> None:
     write(tmp_path / "1.safetensors", {"a": np.zeros(4_000_000, np.float32)})
     (tmp_path / "2.safetensors").write_bytes(b"damaged")
-    files = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(files))
+    write_index(tmp_path, {"a": "1.safetensors", "b": "2.safetensors"})
     with traced() as peak, pytest.raises(TransferError, match="has 7 bytes"):
         load_weights(tmp_path, CPU)
     assert peak() < 500_000
@@ -371,9 +340,7 @@ MEGABYTE = 2**20
         ("torch", None, (32 + 2 * 4 + 1) * MEGABYTE),  # and one tensor that is on its way
     ],
 )
-def test_at_most_one_tensor_is_held_twice(
-    file: Path, engine: str, dtype: str | None, allowed: int
-) -> None:
+def test_one_tensor_is_held_twice(file: Path, engine: str, dtype: str | None, allowed: int) -> None:
     write(file, {f"layer {i}": np.ones(MEGABYTE, np.float32) for i in range(8)})
     device = Device("cpu", engine=engine)
     load_weights(file, device, dtype)
@@ -405,31 +372,25 @@ def small(file: Path) -> Path:
     return write(file, {"a": np.zeros(1000, np.float32)})
 
 
-def test_a_small_load_shows_nothing(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = on_a_terminal(monkeypatch)
-    load_weights(small, CPU)
-    assert terminal.getvalue() == ""
-
-
-@pytest.mark.parametrize(("name", "value"), [("LARGE", 100), ("SLOW", 0.0)])
-def test_a_large_or_slow_load_shows_a_bar(
-    small: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: float
+@pytest.mark.parametrize(
+    ("limits", "progress", "shown"),
+    [
+        ({}, None, False),
+        ({"LARGE": 100}, None, True),
+        ({"SLOW": 0.0}, None, True),
+        ({}, True, True),
+        ({"LARGE": 0}, False, False),
+    ],
+)
+def test_a_large_or_slow_load_shows_a_bar_or_as_asked(
+    small: Path, monkeypatch: pytest.MonkeyPatch, limits: Any, progress: Any, shown: bool
 ) -> None:
     terminal = on_a_terminal(monkeypatch)
-    monkeypatch.setattr(loading, name, value)
-    load_weights(small, CPU)
-    assert "loading weights" in terminal.getvalue()
-    assert "3.9/3.9 KiB" in terminal.getvalue()
-
-
-def test_the_bar_is_shown_or_not_as_asked(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = on_a_terminal(monkeypatch)
-    load_weights(small, CPU, progress=True)
-    assert "loading weights" in terminal.getvalue()
-    terminal.truncate(0)
-    monkeypatch.setattr(loading, "LARGE", 0)
-    load_weights(small, CPU, progress=False)
-    assert terminal.getvalue() == ""
+    for name, value in limits.items():
+        monkeypatch.setattr(loading, name, value)
+    load_weights(small, CPU, progress=progress)
+    printed = terminal.getvalue()
+    assert ("loading weights" in printed and "3.9/3.9 KiB" in printed) if shown else not printed
 
 
 def test_the_bar_ends_with_an_error(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,9 +402,7 @@ def test_the_bar_ends_with_an_error(file: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("stream", [None, io.StringIO()])
-def test_nothing_is_shown_where_there_is_no_terminal(
-    small: Path, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None
-) -> None:
+def test_no_terminal(small: Path, monkeypatch: pytest.MonkeyPatch, stream: Any) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
     assert list(load_weights(small, CPU, progress=True)) == ["a"]
     assert stream is None or stream.getvalue() == ""

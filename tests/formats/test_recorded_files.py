@@ -25,6 +25,7 @@ from anydevice._machine.settings.files import verdicts_file
 
 SAVED = Path(__file__).parents[1] / "recorded" / "saved"
 FORMATS = sorted(path.parent.name for path in SAVED.glob("*/expected.json"))
+assert FORMATS, "the files of this version are kept"
 
 MODELS: dict[str, tuple[nn.Layer, tuple[int, ...]]] = {
     "image": (
@@ -106,10 +107,6 @@ def record(folder: Path) -> None:
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
-def test_this_version_s_files_are_kept() -> None:
-    assert FORMATS
-
-
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_recorded_model_gives_what_it_gave(form: str, name: str) -> None:
@@ -118,6 +115,35 @@ def test_a_recorded_model_gives_what_it_gave(form: str, name: str) -> None:
     assert model.layer == MODELS[name][0]
     output = model(example(MODELS[name][1])).reshape(-1)[-8:]
     np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_models_of_0_1_give_what_they_gave() -> None:
+    expected = [-1.9233421, 3.8391774, -1.2415617, -0.3851356, 1.4257076, 0.1615032, 0.9821529]
+    model = nn.load(SAVED / "0.1" / "transformer.safetensors", cpu())
+    output = model(np.array([[1, 2, 3, 4, 0]]))
+    np.testing.assert_allclose(output[0, -1], expected, rtol=1e-4, atol=1e-5)
+    model = nn.load(SAVED / "0.1" / "image.safetensors", cpu())
+    output = model(np.ones((1, 1, 8, 8), np.float32))
+    np.testing.assert_allclose(output, [[0.2007261, -0.0358380, 0.5429143]], rtol=1e-4, atol=1e-5)
+
+
+def test_a_training_of_0_1_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "training.safetensors"
+    shutil.copy(SAVED / "0.1" / "training.safetensors", path)
+    x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(8, 2)
+
+    def resumed(**options: Any) -> nn.Trained:
+        model = nn.build(nn.Dense(2, 3), "tanh", nn.Dense(3, 1), device="cpu")
+        adam, batches = nn.AdamW(nn.WarmUp(2, then=1e-2)), nn.Batches(x, x[:, :1], size=4)
+        given = {"validation": [(x, x[:, :1])], "patience": 3, "device": cpu("torch"), **options}
+        return nn.train(model, batches, adam, nn.mean_squared_error, resume=path, **given)
+
+    history = resumed(epochs=4, optimize="none").history
+    assert resumed(epochs=2).report.optimize == "default", "trainings were always compiled then"
+    assert len(history) == 4
+    np.testing.assert_allclose(history.validations[:2], [0.8197739, 0.7283694], rtol=1e-5)
+    assert history.validations[-1] < 0.6
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
@@ -132,20 +158,14 @@ def test_a_recorded_training_goes_on(tmp_path: Path, form: str, precision: str) 
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_recorded_settings_and_caches_are_believed(
-    home: Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recorded_settings_are_used(home: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "")
     for name in ("anydevice.toml", "verdicts.json", "measurements.json"):
         shutil.copy(SAVED / form / name, home)
     forget_files()
     config = anydevice.configure()
-    assert (config.order, config.memory, config.x64, config.jit) == (
-        ("cpu",),
-        "balanced",
-        False,
-        True,
-    )
+    found = (config.order, config.memory, config.x64, config.jit)
+    assert found == (("cpu",), "balanced", False, True)
     assert dict(config.env) == {"OMP_NUM_THREADS": "3"}
     assert anydevice.device().chosen_by == "user file"
     anydevice.prefer("cpu")

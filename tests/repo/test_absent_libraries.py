@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -49,15 +49,10 @@ def pytest_in(place: Path, asked: str, **files: str) -> subprocess.CompletedProc
     shutil.copy(ROOT / "tests" / "conftest.py", folder)
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
-    options = ("-n0", "-p", "no:cacheprovider", "--rootdir", folder)
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "-c", ROOT / "pyproject.toml", folder],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "ANYDEVICE_TEST_ENGINES": asked},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    options = ("-n0", "-p", "no:cacheprovider", "--rootdir", str(folder))
+    variables = {"PYTHONPATH": str(ROOT), "ANYDEVICE_TEST_ENGINES": asked}
+    command = ("-m", "pytest", *options, "-c", str(ROOT / "pyproject.toml"), str(folder))
+    return run_python(*command, cwd=folder, env=variables)
 
 
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is here")

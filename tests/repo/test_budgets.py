@@ -1,9 +1,14 @@
-"""Lines by room: a change that adds above the budget takes away elsewhere, or says why here."""
+"""Lines by room, and the files that usual calls walk through: what adds takes away elsewhere."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
+
+import pytest
+
+from tests.programs import output_of
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "anydevice"
@@ -56,3 +61,33 @@ def test_no_budget_is_too_large() -> None:
     lines = lines_by_room()
     loose = {room: limit for room, limit in BUDGETS.items() if lines[room] < 0.9 * limit}
     assert not loose, "lower these, so that they say something"
+
+
+COUNT = f"""
+import json, sys
+sys.path.insert(0, {str(ROOT / "bench")!r})
+from walks import walks
+counts = {{name: [each.calls.total(), len(each.calls)] for name, each in walks().items()}}
+print(json.dumps(counts))
+"""
+
+LIMITS = {
+    "compile": (1_500, 33),
+    "device": (12, 5),
+    "llm.load": (1_550, 47),
+    "one further step of nn.train": (480, 33),
+    "one more token of stream": (150, 15),
+    "ops.softmax": (6, 3),
+}
+"""The most calls, and the most files they are in."""
+
+
+def test_calls_stay_within_few_files() -> None:
+    pytest.importorskip("torch")
+    counts = json.loads(output_of("-c", COUNT).splitlines()[-1])
+    over = {
+        name: count
+        for name, count in counts.items()
+        if any(a > b for a, b in zip(count, LIMITS[name.partition("(")[0]], strict=True))
+    }
+    assert not over

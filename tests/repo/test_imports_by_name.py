@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from anydevice._core import hooks
+from tests.programs import output_of
 
 SOURCE = Path(__file__).parents[2] / "src" / "anydevice"
 
-IMPORTING = {
-    "__import__",
-    "exec_module",
-    "import_module",
-    "load_module",
-    "run_module",
-    "run_path",
-    "spec_from_file_location",
-}
+IMPORTING = {"__import__", "exec_module", "import_module", "load_module", "run_module", "run_path"}
+IMPORTING |= {"spec_from_file_location"}
 """Functions that import a module by its name."""
 
 ALLOWED = {
@@ -123,20 +115,9 @@ def test_only_rows_and_entry_points_are_loaded_by_a_text() -> None:
 
 def test_the_only_hooks_are_those_of_a_device_and_of_rendering() -> None:
     found = {name: each for name, each in vars(hooks).items() if isinstance(each, hooks.Hook)}
-    assert set(found) == {
-        "added_backends",
-        "check",
-        "choose_engine",
-        "claim_from_json",
-        "claim_to_json",
-        "discover",
-        "free_memory",
-        "native",
-        "render",
-        "split_claims",
-        "status",
-        "to_device",
-    }
+    of_devices = {"added_backends", "check", "choose_engine", "discover", "free_memory", "native"}
+    of_claims = {"claim_from_json", "claim_to_json", "split_claims"}
+    assert set(found) == of_devices | of_claims | {"render", "status", "to_device"}
     made = [
         path.name
         for path in sources()
@@ -171,5 +152,4 @@ for name, hook in vars(hooks).items():
 
 
 def test_every_hook_is_registered_by_its_home() -> None:
-    done = subprocess.run([sys.executable, "-c", HOMES], capture_output=True, text=True, check=True)
-    assert done.stdout == ""
+    assert output_of("-c", HOMES) == ""

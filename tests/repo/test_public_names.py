@@ -12,83 +12,29 @@ import pytest
 import anydevice
 
 NAMES = [
-    "__version__",
-    "AnyDeviceError",
-    "Compiled",
-    "Config",
-    "ConfigurationError",
-    "Device",
-    "DeviceMismatchError",
-    "DeviceNotFoundError",
-    "Finding",
-    "MemoryEstimate",
-    "MemoryStats",
-    "OutOfMemoryError",
-    "Reason",
-    "Report",
-    "TransferError",
-    "UnsupportedError",
-    "VerificationError",
-    "benchmark",
-    "compile",
-    "configure",
-    "cpu_fallback",
-    "device",
-    "device_of",
-    "devices",
-    "discover",
-    "estimate_inference",
-    "estimate_training",
-    "find_batch_size",
-    "load_weights",
-    "memory_stats",
-    "plan_inference",
-    "plan_training",
-    "prefer",
-    "prefetch",
-    "register_type",
-    "release",
-    "rng",
-    "set_device",
-    "synchronize",
-    "to_device",
-    "to_numpy",
-    "use_device",
-    "verify",
-    "warm_up",
-    "compat",
-    "extend",
-    "llm",
-    "nn",
-    "ops",
-    "parallel",
-    "proofs",
-    "testing",
+    *("__version__", "AnyDeviceError", "Compiled", "Config", "ConfigurationError", "Device"),
+    *("DeviceMismatchError", "DeviceNotFoundError", "Finding", "MemoryEstimate", "MemoryStats"),
+    *("OutOfMemoryError", "Reason", "Report", "TransferError", "UnsupportedError"),
+    *("VerificationError", "benchmark", "compile", "configure", "cpu_fallback", "device"),
+    *("device_of", "devices", "discover", "estimate_inference", "estimate_training"),
+    *("find_batch_size", "load_weights", "memory_stats", "plan_inference", "plan_training"),
+    *("prefer", "prefetch", "register_type", "release", "rng", "set_device", "synchronize"),
+    *("to_device", "to_numpy", "use_device", "verify", "warm_up", "compat", "extend", "llm"),
+    *("nn", "ops", "parallel", "proofs", "testing"),
 ]
 
 SOURCE = Path(anydevice.__file__).parent
 
 
-def test_the_public_names_are_pinned() -> None:
+def test_the_public_names_are_pinned_and_say_what_they_are() -> None:
     assert sorted(anydevice.__all__) == sorted(NAMES)
     assert dir(anydevice) == sorted(NAMES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
-    value = getattr(anydevice, name)
-    assert name == "__version__" or inspect.getdoc(value)
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert [name for name in NAMES[1:] if not inspect.getdoc(getattr(anydevice, name))] == []
     with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
         _ = anydevice.no_such_name
-
-
-def test_no_module_hides_a_public_function() -> None:
     public = {"compat", "extend", "llm", "nn", "ops", "parallel", "proofs", "testing"}
     modules = {path.stem for path in SOURCE.iterdir()} - public
-    assert modules.isdisjoint(NAMES)
+    assert modules.isdisjoint(NAMES), "a module hides a public function"
 
 
 @pytest.mark.parametrize("package", [anydevice.nn, anydevice.ops])
@@ -107,9 +53,7 @@ DEPRECATED = [
 
 
 @pytest.mark.parametrize(("module", "old", "new"), DEPRECATED, ids=lambda value: str(value))
-def test_a_deprecated_name_warns_once_and_is_the_new_one(
-    module: ModuleType, old: str, new: str
-) -> None:
+def test_a_deprecated_name_warns_and_is_the_new_one(module: ModuleType, old: str, new: str) -> None:
     assert old not in module.__all__
     vars(module).pop(old, None)  # another test may have used it
     short = module.__name__.rpartition(".")[2]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -24,16 +26,9 @@ MIB, GIB = 2**20, 2**30
 
 
 def stats(**changes: Any) -> MemoryStats:
-    given: dict[str, Any] = {
-        "device": "cuda:0",
-        "total": 100 * GIB,
-        "usable": 100 * GIB,
-        "free": 30 * GIB,
-        "in_use": 10 * GIB,
-        "reserved": 10 * GIB,
-        "peak": 20 * GIB,
-    }
-    return MemoryStats(**given | changes)
+    sizes = {"total": 100, "usable": 100, "free": 30, "in_use": 10, "reserved": 10, "peak": 20}
+    given: dict[str, Any] = {name: size * GIB for name, size in sizes.items()}
+    return MemoryStats(**{"device": "cuda:0", **given, **changes})
 
 
 @pytest.mark.parametrize(
@@ -67,13 +62,9 @@ def test_memory_that_this_process_holds_and_does_not_use_is_available() -> None:
 
 
 def test_in_words_and_as_data() -> None:
-    told = stats(
-        free=5 * GIB,
-        in_use=2 * GIB,
-        reserved=75 * GIB,
-        preallocated=True,
-        engines={"jax": MemoryUse(2 * GIB, 75 * GIB, 20 * GIB, preallocated=True)},
-    )
+    engines = {"jax": MemoryUse(2 * GIB, 75 * GIB, 20 * GIB, preallocated=True)}
+    taken = {"free": 5 * GIB, "in_use": 2 * GIB, "reserved": 75 * GIB}
+    told = stats(**taken, preallocated=True, engines=engines)
     assert str(told) == (
         "cuda:0: 5.0 GiB free of 100.0 GiB usable, 2.0 GiB in use by this process, "
         "75.0 GiB reserved, taken ahead of need, peak 20.0 GiB, pressure low"
@@ -81,7 +72,7 @@ def test_in_words_and_as_data() -> None:
     data = json.loads(json.dumps(told.to_dict()))
     assert (data["pressure"], data["available"], data["preallocated"]) == ("low", 78 * GIB, True)
     assert data["engines"]["jax"]["reserved"] == 75 * GIB
-    assert hash(told) == hash(stats(free=5 * GIB, in_use=2 * GIB, reserved=75 * GIB))
+    assert hash(told) == hash(stats(**taken))
     unknown = stats(total=None, usable=None, free=None, in_use=None, reserved=None, peak=None)
     assert str(unknown) == "cuda:0: unknown usable"
 
@@ -139,26 +130,20 @@ def test_an_engine_that_counts_is_asked() -> None:
     del array
 
 
-class Counting:
+def counting(name: str, *held: MemoryUse | None, sees: bool = True) -> Any:
     """An engine that holds so much of every device, or does not see it."""
-
-    def __init__(self, name: str, held: MemoryUse | None, *, sees: bool = True) -> None:
-        self.name, self.memory = name, self
-        self._held, self._sees = held, sees
-
-    def use(self, device: Device) -> MemoryUse | None:
-        if not self._sees:
-            raise DeviceNotFoundError(f"no {device} here")
-        return self._held
+    error = None if sees else DeviceNotFoundError("it is not here")
+    use = Mock(side_effect=error, return_value=held[0] if held else None)
+    return SimpleNamespace(name=name, memory=SimpleNamespace(use=use))
 
 
 @pytest.mark.needs("torch")
 def test_several_libraries_on_one_card_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     engines = {
-        "torch": Counting("torch", MemoryUse(GIB, 2 * GIB)),
-        "jax": Counting("jax", MemoryUse(3 * GIB, 60 * GIB, peak=5 * GIB, preallocated=True)),
-        "cupy": Counting("cupy", None, sees=False),
-        "numpy": Counting("numpy", None),
+        "torch": counting("torch", MemoryUse(GIB, 2 * GIB)),
+        "jax": counting("jax", MemoryUse(3 * GIB, 60 * GIB, peak=5 * GIB, preallocated=True)),
+        "cupy": counting("cupy", sees=False),
+        "numpy": counting("numpy"),
     }
     monkeypatch.setattr(registry, "loaded_engines", lambda: tuple(engines))
     monkeypatch.setattr(registry, "load", engines.__getitem__)
@@ -171,7 +156,7 @@ def test_several_libraries_on_one_card_are_added_up(monkeypatch: pytest.MonkeyPa
         # One that is imported and was not started holds nothing, and must not be started.
         monkeypatch.setattr(registry, "jax_started", lambda: False)
         assert set(memory_stats("cuda:0").engines) == {"torch"}
-        engines["torch"] = Counting("torch", None)
+        engines["torch"] = counting("torch")
         assert memory_stats("cuda:0").engines == {}
 
 

@@ -134,15 +134,12 @@ def test_the_order_of_keys_is_kept() -> None:
     assert list(doubled({"z": one(), "a": one()})) == ["z", "a"]
 
 
-def test_a_defaultdict_keeps_its_factory() -> None:
+def test_standard_containers_keep_what_makes_them_special() -> None:
     tree = defaultdict(list, {"a": [one()]})
     new = doubled(tree)
     assert type(new) is defaultdict
     assert new["new"] == []
     assert "new" not in tree
-
-
-def test_a_deque_keeps_its_length_and_a_proxy_stays_read_only() -> None:
     new = doubled(Recent([one(0), one(1)], maxlen=2))
     assert type(new) is Recent
     new.append("last")
@@ -166,9 +163,6 @@ def test_named_tuples_keep_their_class_and_their_attributes() -> None:
     new = doubled(kind((one(), 1)))
     assert type(new) is kind
     assert paths(new) == ["[0]"]
-
-
-def test_a_named_tuple_made_in_c_is_made_by_its_class() -> None:
     now = time.localtime()
     assert flatten([now, one()], is_array)[1]([one()])[0] is now
     filled = time.struct_time((one(), *now[1:]))
@@ -189,12 +183,16 @@ def test_subclasses_of_dict_and_list_keep_what_they_hold_beside_their_items() ->
     assert doubled(stack).name == "top"
 
 
-def test_an_array_that_occurs_twice_is_one_leaf_and_stays_one_array() -> None:
+def test_what_occurs_twice_stays_one() -> None:
     array = one()
     leaves, rebuild = flatten({"a": array, "b": [array]}, is_array)
     assert [leaf.path for leaf in leaves] == ["['a']"]
     new = rebuild([one(2)])
     assert new["a"] is new["b"][0]
+    shared = [one()]
+    new = doubled({"a": shared, "b": {"c": shared}})
+    assert new["a"] is new["b"]["c"]
+    assert new["a"] is not shared
 
 
 def many(change: Callable[[list[Any]], Any]) -> Any:
@@ -215,9 +213,7 @@ def many(change: Callable[[list[Any]], Any]) -> Any:
     ],
     ids=["all", "twice", "seen before", "mixed", "other types", "none", "containers", "subclass"],
 )
-def test_many_parts_are_taken_as_they_would_be_one_by_one(
-    tree: Any, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_parts_at_once(tree: Any, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     leaves, rebuild = flatten(tree, is_array)
     new = rebuild([leaf.path for leaf in leaves])
     monkeypatch.setattr("anydevice._arrays.trees.tree._MANY", 10**9)
@@ -226,13 +222,6 @@ def test_many_parts_are_taken_as_they_would_be_one_by_one(
     assert [leaf.path for leaf in leaves] == [leaf.path for leaf in one_by_one]
     assert all(a.value is b.value for a, b in zip(leaves, one_by_one, strict=True))
     assert new == rebuild([leaf.path for leaf in one_by_one])
-
-
-def test_a_container_that_occurs_twice_stays_one_container() -> None:
-    shared = [one()]
-    new = doubled({"a": shared, "b": {"c": shared}})
-    assert new["a"] is new["b"]["c"]
-    assert new["a"] is not shared
 
 
 def test_sharing_is_not_walked_through_again_and_again() -> None:
@@ -261,8 +250,7 @@ def test_a_tree_that_holds_itself_is_refused_by_name() -> None:
     tree: dict[str, Any] = {"layers": [{"weight": one()}]}
     tree["layers"][0]["parent"] = tree
     with pytest.raises(
-        TransferError,
-        match=r"^\['layers'\]\[0\]\['parent'\]: the tree contains .*\(dict at the r",
+        TransferError, match=r"^\['layers'\]\[0\]\['parent'\]: the tree contains .*\(dict at the r"
     ) as caught:
         flatten(tree, is_array)
     assert caught.value.path == "['layers'][0]['parent']"
@@ -274,12 +262,6 @@ def test_a_tree_that_holds_itself_is_refused_by_name() -> None:
     alone.append(alone)
     with pytest.raises(TransferError, match=r"^\[0\]: the tree contains .*\(list at the root"):
         flatten(alone, is_array)
-
-
-def test_the_number_of_values_must_be_right() -> None:
-    _, rebuild = flatten([one(), one()], is_array)
-    with pytest.raises(ValueError, match="2 arrays, and 1 were given"):
-        rebuild([1])
 
 
 def test_parts_made_on_the_fly_are_not_taken_for_one_another() -> None:
@@ -300,9 +282,7 @@ def test_parts_made_on_the_fly_are_not_taken_for_one_another() -> None:
     assert paths(tree)[:2] == ["[0][2][0]", "[1][2][0]"]
 
 
-def test_the_table_of_known_types_does_not_grow_without_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_table_of_known_types_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "_MOST", 8)
     containers.known.clear()
     for index in range(50):
@@ -380,8 +360,10 @@ def mapped(tree: Any, change: Callable[[np.ndarray], Any]) -> Any:
     return tree
 
 
-def test_leaves_are_a_sequence() -> None:
-    leaves, _ = flatten([one() for _ in range(20)], is_array)
+def test_leaves_are_a_sequence_of_a_fixed_length() -> None:
+    leaves, rebuild = flatten([one() for _ in range(20)], is_array)
     assert [leaf.path for leaf in list(leaves)[2:5]] == ["[2]", "[3]", "[4]"]
     assert leaves[-1].path == "[19]"
     assert len(leaves.values) == len(leaves) == 20
+    with pytest.raises(ValueError, match="20 arrays, and 1 were given"):
+        rebuild([1])

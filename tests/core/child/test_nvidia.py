@@ -24,10 +24,12 @@ MIB, GIB = 2**20, 2**30
 MISSING = "libno-such-library-anywhere.so.1"
 
 BuildLibrary = Callable[[str, str], Path]
+Healthy = Callable[..., str]
+Install = Callable[..., None]
 
 
 @pytest.fixture
-def healthy(build_library: BuildLibrary) -> Callable[..., str]:
+def healthy(build_library: BuildLibrary) -> Healthy:
     def build(which: str, *defined: str) -> str:
         source = "".join(f"#define {word} 1\n" for word in defined)
         source += (RECORDED / f"healthy_{which}.c").read_text()
@@ -48,7 +50,7 @@ def ask_driver(*libraries: str, **arguments: Any) -> dict[str, Any]:
     return cuda_driver.ask(lambda _: None, {"libraries": libraries, **arguments})
 
 
-def test_nvml_tells_of_two_cards(healthy: Callable[..., str]) -> None:
+def test_nvml_tells_of_two_cards(healthy: Healthy) -> None:
     library = healthy("nvml")
     answer, steps = ask_nvml(MISSING, library)
     assert (answer["library"], answer["error"]) == (library, None)
@@ -72,15 +74,11 @@ def test_nvml_tells_of_two_cards(healthy: Callable[..., str]) -> None:
     assert steps[0] == "loading NVML"
     assert steps[-2:] == ["reading card 1", "loading the CUDA driver"]
     assert (answer["driver_library"], answer["driver_problem"]) == (None, None)
-
-
-def test_nvml_before_driver_510_tells_no_reserved_memory(healthy: Callable[..., str]) -> None:
-    answer, _ = ask_nvml(healthy("nvml", "OLD"))
-    card = answer["cards"][0]
+    card = ask_nvml(healthy("nvml", "OLD"))[0]["cards"][0]  # before driver 510
     assert (card["total"], card["free"], card["reserved"]) == (16384 * MIB, 15360 * MIB, None)
 
 
-def test_nvml_tells_of_mig_instances(healthy: Callable[..., str]) -> None:
+def test_nvml_tells_of_mig_instances_and_lost_cards(healthy: Healthy) -> None:
     answer, _ = ask_nvml(healthy("nvml", "SPLIT"))
     whole, split = answer["cards"]
     assert (whole["mig"], whole["instances"]) == (False, [])
@@ -89,11 +87,7 @@ def test_nvml_tells_of_mig_instances(healthy: Callable[..., str]) -> None:
     assert split["instances"][0]["gpu_instance"] == 7
     assert split["instances"][0]["multiprocessors"] == 14
     assert split["instances"][0]["total"] == 5120 * MIB
-
-
-def test_nvml_tells_which_card_is_lost(healthy: Callable[..., str]) -> None:
-    answer, _ = ask_nvml(healthy("nvml", "LOST"))
-    lost, other = answer["cards"]
+    lost, other = ask_nvml(healthy("nvml", "LOST"))[0]["cards"]
     assert lost == {"error": {"call": "nvmlDeviceGetHandleByIndex", "code": 15}}
     assert other["name"] == "NVIDIA Test 100"
 
@@ -113,25 +107,19 @@ def test_nvml_that_refuses_to_start(build_library: BuildLibrary) -> None:
 
 
 @pytest.mark.parametrize(("code", "error"), [(0, "nvmlDeviceGetCount"), (18, "nvmlInit")])
-def test_an_old_nvml_starts_without_flags(
-    build_library: BuildLibrary, code: int, error: str
-) -> None:
+def test_old_nvml_starts_without_flags(build_library: BuildLibrary, code: int, error: str) -> None:
     source = f"int nvmlInit_v2(void) {{ return {code}; }}"
     name = f"libold{code}.so.1"
     answer, _ = ask_nvml(str(build_library(name, source) / name))
     assert answer["error"] == {"call": error, "code": code or 13}
 
 
-def test_without_nvml_the_driver_is_only_opened(healthy: Callable[..., str]) -> None:
+def test_without_nvml_or_nvidia_ml_py_the_driver_is_opened(healthy: Healthy) -> None:
     library = healthy("driver")
     answer, steps = ask_nvml(MISSING, driver_libraries=[library])
     assert (answer["library"], answer["problem"]) == (None, None)
     assert answer["driver_library"] == library
     assert steps[-1] == "loading the CUDA driver"
-
-
-def test_without_nvidia_ml_py_the_driver_has_to_answer(healthy: Callable[..., str]) -> None:
-    library = healthy("driver")
     answer, _ = ask_nvml(healthy("nvml"), pynvml=None, driver_libraries=[library])
     assert answer["library"] is None
     assert answer["problem"] == "nvidia-ml-py is not installed"
@@ -147,7 +135,7 @@ def test_missing_and_broken_libraries_are_told_apart(tmp_path: Path) -> None:
     assert "libbroken.so.1" in (problem or "")
 
 
-def test_the_driver_tells_of_a_card(healthy: Callable[..., str]) -> None:
+def test_the_driver_tells_of_a_card(healthy: Healthy) -> None:
     library = healthy("driver")
     answer = ask_driver(MISSING, library)
     assert answer == {
@@ -171,23 +159,14 @@ def test_the_driver_tells_of_a_card(healthy: Callable[..., str]) -> None:
     }
 
 
-def test_the_driver_tells_free_memory_if_asked(healthy: Callable[..., str]) -> None:
+def test_the_driver_tells_free_memory_if_asked_and_its_own_order(healthy: Healthy) -> None:
     (device,) = ask_driver(healthy("driver"), free_memory=True)["devices"]
     assert device["free"] == 7 * GIB
-
-
-def test_an_old_driver_has_the_first_form_of_the_uuid(healthy: Callable[..., str]) -> None:
     (device,) = ask_driver(healthy("driver", "OLD", "INTEGRATED"))["devices"]
-    assert device["uuid"] == "10111213-1415-1617-1819-1a1b1c1d1e1f"
+    assert device["uuid"] == "10111213-1415-1617-1819-1a1b1c1d1e1f"  # its first form
     assert device["integrated"] is True
-
-
-def test_the_driver_tells_its_own_order(healthy: Callable[..., str]) -> None:
     devices = ask_driver(healthy("driver", "TWO"))["devices"]
     assert [device["uuid"][:8] for device in devices] == ["bbbbbbbb", "aaaaaaaa"]
-
-
-def test_a_driver_that_tells_no_details_still_shows_its_card(healthy: Callable[..., str]) -> None:
     answer = ask_driver(healthy("driver", "MUTE"), free_memory=True)
     (device,) = answer["devices"]
     assert answer["cuda_version"] is None
@@ -200,13 +179,11 @@ def test_a_driver_that_tells_no_details_still_shows_its_card(healthy: Callable[.
         ("cuInit", "int cuInit(unsigned f) { return 802; }"),
         (
             "cuDeviceGetCount",
-            "int cuInit(unsigned f) { return 0; } int cuDeviceGetCount(int *n) { return 802; }",
+            "int cuInit(int f) { return 0; } int cuDeviceGetCount() { return 802; }",
         ),
     ],
 )
-def test_a_driver_that_fails_says_where(
-    build_library: BuildLibrary, call: str, source: str
-) -> None:
+def test_a_failing_driver_says_where(build_library: BuildLibrary, call: str, source: str) -> None:
     name = f"lib{call}.so.1".lower()
     version = "int cuDriverGetVersion(int *v) { *v = 12000; return 0; }"
     answer = ask_driver(str(build_library(name, source + version) / name))
@@ -214,14 +191,11 @@ def test_a_driver_that_fails_says_where(
     assert answer["cuda_version"] == 12000
 
 
-def test_a_device_that_cannot_be_had(build_library: BuildLibrary) -> None:
+def test_no_device_and_no_driver_library(build_library: BuildLibrary) -> None:
     source = (RECORDED / "healthy_driver.c").read_text()
     source = source.replace("*device = ordinal; return 0;", "return 101;")
     answer = ask_driver(str(build_library("libnodevice.so.1", source) / "libnodevice.so.1"))
     assert answer["devices"] == [{"error": {"call": "cuDeviceGet", "code": 101}}]
-
-
-def test_no_driver_library() -> None:
     assert ask_driver(MISSING) == {"library": None, "problem": None}
 
 
@@ -234,7 +208,7 @@ CARD = Facts(
 
 
 @pytest.fixture
-def installed(healthy: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def installed(healthy: Healthy, monkeypatch: pytest.MonkeyPatch) -> Install:
     """A library of ours in the place of NVML, without a child yet."""
 
     def install(*defined: str) -> None:
@@ -245,45 +219,32 @@ def installed(healthy: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> C
     return install
 
 
-def test_free_memory_is_read_in_a_child(installed: Callable[..., None]) -> None:
-    installed()
-    assert cuda.free_memory(0, CARD) == 16128 * MIB
-    assert cuda.free_memory(0, replace(CARD, uuid="GPU-0")) is None
-    assert pynvml.nvmlLib is None
-
-
-def test_free_memory_of_every_card_takes_one_child(
-    installed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def test_free_memory_is_read_in_a_child(
+    installed: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed()
-    cuda.free_memory(0, CARD)
-    monkeypatch.setattr(cuda, "start", lambda *_: pytest.fail("asked again at once"))
     assert cuda.free_memory(0, CARD) == 16128 * MIB
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda, "start", lambda *_: pytest.fail("asked again at once"))
+        assert cuda.free_memory(0, CARD) == 16128 * MIB
+    assert cuda.free_memory(0, replace(CARD, uuid="GPU-0")) is None
+    assert pynvml.nvmlLib is None
+    installed("OLD")
+    assert cuda.free_memory(0, CARD) == 15360 * MIB
 
 
 def test_free_memory_is_read_anew_after_a_moment(
-    installed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    installed: Install, monkeypatch: pytest.MonkeyPatch, build_library: BuildLibrary
 ) -> None:
     installed()
     monkeypatch.setattr(cuda, "_ONE_MOMENT", 0.0)
-    cuda.free_memory(0, CARD)
-    monkeypatch.setattr(cuda, "nvml_libraries", lambda *_: ["libno-such.so.1"])
-    assert cuda.free_memory(0, CARD) is None
-
-
-def test_free_memory_of_an_nvml_that_crashes(
-    installed: Callable[..., None], monkeypatch: pytest.MonkeyPatch, build_library: BuildLibrary
-) -> None:
-    installed()
     source = "int nvmlInitWithFlags(unsigned f) { *(volatile int *)0 = 0; return 0; }"
-    library = str(build_library("libcrashing.so.1", source) / "libcrashing.so.1")
-    monkeypatch.setattr(cuda, "nvml_libraries", lambda *_: [library])
-    assert cuda.free_memory(0, CARD) is None
-
-
-def test_free_memory_of_an_old_driver(installed: Callable[..., None]) -> None:
-    installed("OLD")
-    assert cuda.free_memory(0, CARD) == 15360 * MIB
+    crashing = str(build_library("libcrashing.so.1", source) / "libcrashing.so.1")
+    for library in ("libno-such.so.1", crashing):
+        cuda.free_memory(0, CARD)
+        monkeypatch.setattr(cuda, "nvml_libraries", lambda *_, library=library: [library])
+        assert cuda.free_memory(0, CARD) is None
+        installed()
 
 
 def test_free_memory_is_not_asked_of_nvml_that_never_answered() -> None:

@@ -19,6 +19,8 @@ from anydevice._core.child import parent as child
 from anydevice._core.child.parent import Outcome, ask, reap, start_command
 from tests.programs import output_of
 
+Question = Callable[[str], str]
+
 
 @pytest.fixture(autouse=True)
 def no_other_children(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,44 +29,39 @@ def no_other_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def question(tmp_path: Path):  # type: ignore[no-untyped-def]
+def question(tmp_path: Path) -> Question:
     def write(body: str) -> str:
         package = tmp_path / "questions"
         package.mkdir(exist_ok=True)
         lines = "\n".join(f"    {line}" for line in body.splitlines())
-        (package / "one.py").write_text(
-            f"import os, sys, time\ndef ask(tell, arguments):\n{lines}\n"
-        )
+        text = f"import os, sys, time\ndef ask(tell, arguments):\n{lines}\n"
+        (package / "one.py").write_text(text)
         return str(package / "one")
 
     return write
 
 
-def test_an_answer_comes_back_as_it_was(question) -> None:  # type: ignore[no-untyped-def]
-    outcome = ask(
-        question("tell('one')\nreturn {'got': arguments, 'n': [1, 2.5, None]}"), {"a": "ä"}
-    )
-    assert outcome == Outcome("answered", {"got": {"a": "ä"}, "n": [1, 2.5, None]}, "one")
-
-
-def test_what_the_driver_prints_does_not_spoil_it(question) -> None:  # type: ignore[no-untyped-def]
+def test_an_answer_comes_back_as_it_was(question: Question) -> None:
+    plain = question("tell('one')\nreturn {'got': arguments, 'n': [1, 2.5, None]}")
+    expected = Outcome("answered", {"got": {"a": "ä"}, "n": [1, 2.5, None]}, "one")
+    assert ask(plain, {"a": "ä"}) == expected
     noisy = (
         "os.write(1, b'answer deadbeef\\nnoise')\nprint('noise')\nsys.stderr.write('x')\nreturn 3"
     )
     assert ask(question(noisy)).answer == 3
 
 
-def test_an_exception_is_a_failure_with_its_step(question) -> None:  # type: ignore[no-untyped-def]
+def test_a_failure_or_crash_names_its_step(question: Question) -> None:
     outcome = ask(question("tell('cuInit')\nraise ValueError('no')"))
     assert outcome.how == "failed"
     assert outcome.sentence == "failed (ValueError: no) in cuInit"
-
-
-def test_a_crash_names_its_signal_and_step(question) -> None:  # type: ignore[no-untyped-def]
     outcome = ask(question("tell('cuInit')\nos.kill(os.getpid(), 11)"))
     assert outcome.sentence == "crashed (SIGSEGV) in cuInit"
     odd = ask(question("os.kill(os.getpid(), 40)"))
     assert odd.sentence == "crashed (signal 40)"
+    last = "sys.stderr.write('first\\nlast words\\n')\nsys.stderr.flush()\nos._exit(3)"
+    assert ask(question(last)).sentence == "crashed (exit code 3: last words)"
+    assert "no message" in ask(question("os._exit(3)")).sentence
 
 
 @pytest.mark.parametrize("descriptor", [1, 2])
@@ -93,7 +90,7 @@ def test_what_an_endless_driver_printed_is_not_kept() -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no such signal")
 @pytest.mark.parametrize("stay", [False, True])
-def test_a_hanging_child_ends_with_a_killed_parent(question, tmp_path: Path, stay: bool) -> None:  # type: ignore[no-untyped-def]
+def test_a_child_ends_with_a_killed_parent(question: Question, tmp_path: Path, stay: bool) -> None:
     """SIGTERM runs nothing of Python in the parent: the child must notice by itself."""
     pid = tmp_path / "pid"
     name = question(f"open({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(300)")
@@ -128,22 +125,14 @@ def is_running(pid: int) -> bool:
     return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_leaving_without_an_answer_is_a_crash(question) -> None:  # type: ignore[no-untyped-def]
-    outcome = ask(
-        question("sys.stderr.write('first\\nlast words\\n')\nsys.stderr.flush()\nos._exit(3)")
-    )
-    assert outcome.sentence == "crashed (exit code 3: last words)"
-    assert "no message" in ask(question("os._exit(3)")).sentence
-
-
-def test_a_hang_ends_at_the_limit_with_all_its_children(question) -> None:  # type: ignore[no-untyped-def]
+def test_a_hang_ends_at_the_limit_with_all_its_children(question: Question) -> None:
     began = time.monotonic()
     outcome = ask(question("tell('cuInit')\nos.system('sleep 600 & sleep 600')"), limit=0.6)
     assert outcome.sentence == "timed out (no answer within 0.6 s) in cuInit"
     assert time.monotonic() - began < 60
 
 
-def test_an_interrupted_wait_leaves_no_child(question) -> None:  # type: ignore[no-untyped-def]
+def test_an_interrupted_wait_leaves_no_child(question: Question) -> None:
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     began = time.monotonic()
@@ -168,7 +157,7 @@ def test_a_line_that_cannot_be_read_counts_for_nothing(said: str) -> None:
     assert asking.finish(20).how == "crashed"
 
 
-def test_a_child_that_has_answered_is_not_waited_for(question) -> None:  # type: ignore[no-untyped-def]
+def test_a_child_that_has_answered_is_not_waited_for(question: Question) -> None:
     slow_to_end = (
         "import threading\n"
         "def hold(code): time.sleep(600); leave(code)\n"
@@ -190,10 +179,7 @@ def test_a_child_that_has_answered_is_not_waited_for(question) -> None:  # type:
     assert child._to_reap == set()
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, 0)
-
-
-def test_a_child_of_another_process_is_not_collected() -> None:
-    child._to_reap.add(1)
+    child._to_reap.add(1)  # a child of another process is not collected
     reap()
     assert child._to_reap == set()
 
@@ -206,21 +192,15 @@ def test_a_child_that_neither_answers_nor_ends_has_timed_out() -> None:
     assert time.monotonic() - began < 60
 
 
-def test_where_pipes_cannot_be_waited_for_together(
-    question,
-    monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
-) -> None:
+def test_pipes_of_windows(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cannot be waited for together."""
     monkeypatch.setattr(child, "os", type("Windows", (), {**vars(os), "name": "nt"}))
     assert ask(question("return 5")).answer == 5
     outcome = ask(question("tell('one')\ntime.sleep(60)"), limit=0.5)
     assert (outcome.how, outcome.step) == ("timed_out", "one")
 
 
-def test_the_child_s_side_in_this_process(
-    question,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],  # type: ignore[no-untyped-def]
-) -> None:
+def test_the_child_here(question: Question, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     left: list[int] = []
     monkeypatch.setattr(os, "_exit", left.append)
     path = list(sys.path)
