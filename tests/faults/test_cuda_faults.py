@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from anydevice._core.finding import BackendScan
+from anydevice._machine.discovery import discover
 from anydevice._machine.discovery.libraries import findings_of
 from anydevice._machine.hardware.cuda import reader as cuda
 from anydevice._machine.hardware.cuda.diagnosis import cuda_fault, nvml_fault
@@ -262,6 +263,6 @@ def test_whatever_goes_wrong_in_the_reading_is_a_finding(monkeypatch: pytest.Mon
         raise RuntimeError("odd machine")
 
     monkeypatch.setattr(cuda, "read_surroundings", fails)
-    scan = cuda.look(USUAL_LIMIT)
+    scan = discover._start({"cuda": cuda.begin}, USUAL_LIMIT)()["cuda"]
     assert (scan.present, scan.stage) == (True, "driver")
     assert "RuntimeError: odd machine" in text_of(scan)

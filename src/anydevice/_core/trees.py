@@ -28,9 +28,11 @@ def leaves(tree: object) -> list[Any]:
     >>> leaves({"b": 1, "a": [2, {"c": 3}], "d": {}})
     [2, 3, 1]
     """
-    gathered: list[Any] = []
-    _gather(tree, gathered)
-    return gathered
+    if isinstance(tree, dict):
+        tree = [tree[key] for key in sorted(tree)]
+    if isinstance(tree, list | tuple):
+        return [leaf for part in tree for leaf in leaves(part)]
+    return [] if tree is None else [tree]
 
 
 def leaf_paths(tree: object, path: str = "") -> list[str]:
@@ -154,17 +156,6 @@ def combined(tree: Any, other: Any) -> Any:
         parts = [combined(*both) for both in zip(tree, other, strict=True)]
         return parts if isinstance(tree, list) else tuple(parts)
     return tree
-
-
-def _gather(tree: object, gathered: list[Any]) -> None:
-    if isinstance(tree, dict):
-        for key in sorted(tree):
-            _gather(tree[key], gathered)
-    elif isinstance(tree, list | tuple):
-        for part in tree:
-            _gather(part, gathered)
-    elif tree is not None:
-        gathered.append(tree)
 
 
 def _rebuild(tree: Any, values: Iterator[object]) -> Any:

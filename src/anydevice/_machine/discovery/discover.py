@@ -13,7 +13,7 @@ from anydevice._core import hooks
 from anydevice._core.backends import BACKENDS, KINDS
 from anydevice._core.child.parent import reap
 from anydevice._core.device import Device, parse_place, unknown_backend
-from anydevice._core.finding import BackendScan, DeviceStatus, Facts, Finding, Reason, same_card
+from anydevice._core.finding import BackendScan, DeviceStatus, Facts, Finding, same_card
 from anydevice._core.locks import ForkSafeLock, started
 from anydevice._core.record import Record, as_dict, replace
 from anydevice._core.text import printable
@@ -36,6 +36,9 @@ _SITUATION = (
 """The environment that a report depends on: when one changes, the machine is looked at again."""
 
 _situation = variables(_SITUATION)
+
+_AFTER_TIMEOUT = {"rocm": "sudo dmesg | grep -i amdgpu"}
+"""The fix for a backend whose driver does not answer in time."""
 
 _PROBES = "anydevice.probes"
 _GRACE = 0.75
@@ -362,13 +365,16 @@ def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str,
                 thread.join(max(0.0, deadline - time.monotonic()))
             else:
                 work(*pair)
-        late = Reason("timed_out", f"timed out: no answer within {limit:g} s")
-        missing = {name: BackendScan(name, True, stage="driver", reason=late) for name in looks}
-        return missing | results
+        text = f"timed out: no answer within {limit:g} s"
+        late = {
+            name: BackendScan.stopped(name, "timed_out", text, _AFTER_TIMEOUT.get(name))
+            for name in looks
+        }
+        return late | results
 
     return finish
 
 
 def _failed_scan(name: str, error: BaseException) -> BackendScan:
     text = f"reading it failed: {type(error).__name__}: {error}"
-    return BackendScan(name, True, stage="driver", reason=Reason("reading_failed", text))
+    return BackendScan.stopped(name, "reading_failed", text)

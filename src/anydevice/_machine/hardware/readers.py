@@ -15,7 +15,7 @@ from anydevice._core.finding import BackendScan, Facts
 from anydevice._core.record import Record
 
 Look = Callable[[float], BackendScan]
-"""A reader: reads the machine within a limit in seconds, and never raises."""
+"""A reader: reads the machine within a limit in seconds. Discovery handles errors and hangs."""
 
 Begin = Callable[[], Look]
 """Starts what a reader can start, and returns the rest of it."""

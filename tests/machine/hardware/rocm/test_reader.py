@@ -8,13 +8,16 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from anydevice._core.child import amdsmi
 from anydevice._core.finding import BackendScan, Facts, RawDevice
+from anydevice._machine.discovery import discover
 from anydevice._machine.hardware import linux
+from anydevice._machine.hardware.readers import Look
 from anydevice._machine.hardware.rocm import facts as rocm_facts
 from anydevice._machine.hardware.rocm import reader as rocm
 from tests.machine.tree import write_file
@@ -57,6 +60,11 @@ def see(
         accessible=lambda path: path not in shut and linux.may_open(path),
         platform="linux",
     )
+
+
+def in_discovery(look: Look, limit: float) -> BackendScan:
+    """The scan that discovery makes of a reader, which may raise or hang."""
+    return discover._start({"rocm": lambda: look}, limit)()["rocm"]
 
 
 def only(scan: BackendScan) -> RawDevice:
@@ -535,19 +543,22 @@ def stuck(record: Record) -> Iterator[Path]:
 
 def test_a_driver_that_hangs_is_a_finding(stuck: Path) -> None:
     start = time.monotonic()
-    seen = see(stuck, limit=0.3)
+    seen = in_discovery(lambda limit: see(stuck, limit=limit), limit=0.3)
     assert time.monotonic() - start < 60
     assert (seen.present, seen.stage) == (True, "driver")
-    assert text_of(seen) == "timed out: the driver's files could not be read within 0.3 s"
+    assert text_of(seen) == "timed out: no answer within 0.3 s"
+    assert fix_of(seen) == "sudo dmesg | grep -i amdgpu"
 
 
 def test_what_nobody_thought_of_is_a_finding(record: Record) -> None:
     def broken(path: Path) -> bool:
         raise RuntimeError("the moon is full")
 
-    seen = rocm.look(5, root=record("mi300x"), environment={}, accessible=broken, platform="linux")
+    root = record("mi300x")
+    look = partial(rocm.look, root=root, environment={}, accessible=broken, platform="linux")
+    seen = in_discovery(look, limit=5)
     assert (seen.present, seen.stage) == (True, "driver")
-    assert text_of(seen) == "reading the driver's files failed: RuntimeError: the moon is full"
+    assert text_of(seen) == "reading it failed: RuntimeError: the moon is full"
 
 
 def test_this_machine_can_be_looked_at() -> None:

@@ -6,6 +6,7 @@ Pure, so that recorded answers can test it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from anydevice._core.child.parent import Outcome
@@ -22,6 +23,8 @@ from anydevice._machine.hardware.cuda.facts import (
 )
 from anydevice._machine.hardware.cuda.visible import VISIBLE, select
 
+_stopped_scan = partial(BackendScan.stopped, "cuda")
+
 OLDEST_CAPABILITY = (5, 0)
 OLDEST_CUDA = "12.0"
 
@@ -31,7 +34,7 @@ _NO_DEVICE = 100
 _INVALID_DEVICE = 101
 """The driver's code for a CUDA_VISIBLE_DEVICES that names a card twice."""
 
-_UNNAMED = (*("crashed", "timed_out", "endless_output", "failed", "not_started", "driver_broken"),)
+_UNNAMED = ("crashed", "timed_out", "endless_output", "failed", "not_started", "driver_broken")
 """Codes of reasons in which the driver itself did not name the error."""
 
 
@@ -100,12 +103,9 @@ def _from_nvml(
     if not selected and _sees_none(answers.driver):
         if answers.visible is not None:
             return _hidden_scan(answers, _showable(cards), selection.problem, notes)
-        reason = Reason(
-            "no_mig_instance",
-            "MIG mode is on, and no MIG instance has been made",
-            "make an instance, or switch MIG mode off: sudo nvidia-smi -mig 0",
-        )
-        return BackendScan("cuda", present=True, stage="device", reason=reason, notes=notes)
+        text = "MIG mode is on, and no MIG instance has been made"
+        fix = "make an instance, or switch MIG mode off: sudo nvidia-smi -mig 0"
+        return _stopped_scan("no_mig_instance", text, fix, stage="device", notes=notes)
     around = answers.around
     add_compute = _PASS_COMPUTE if around.container else _install_driver(around)
     reason = driver_reason(answers.driver, around) or Reason(
@@ -177,8 +177,7 @@ def _hidden_scan(
         f'{VISIBLE}="{answers.visible}" hides every device{because}; it takes {numbers}, or {valid}'
     )
     fix = f"set {VISIBLE}=" if answers.around.system == "win32" else f"unset {VISIBLE}"
-    reason = Reason("hidden", text, fix)
-    return BackendScan("cuda", present=True, stage="device", reason=reason, notes=notes)
+    return _stopped_scan("hidden", text, fix, stage="device", notes=notes)
 
 
 def _partly_hidden(
@@ -205,7 +204,7 @@ def _failed_scan(around: Surroundings, reasons: Sequence[Reason]) -> BackendScan
     no_card = around.system == "linux" and not (around.cards or around.nodes or around.tegra)
     if no_card and not around.wsl and len(named) == len(reasons):
         text, fix = f"{text}; no NVIDIA card is on the PCI bus", None
-    return BackendScan("cuda", True, stage="driver", reason=Reason(decisive.code, text, fix))
+    return _stopped_scan(decisive.code, text, fix)
 
 
 def _not_installed(around: Surroundings) -> BackendScan:
@@ -234,7 +233,7 @@ def _not_installed(around: Surroundings) -> BackendScan:
     else:
         present, code, fix = False, "no_hardware", None
         text = "no NVIDIA card on the PCI bus and no driver library"
-    return BackendScan("cuda", present=present, stage="driver", reason=Reason(code, text, fix))
+    return _stopped_scan(code, text, fix, present=present)
 
 
 def _has_answer(outcome: Outcome | None) -> bool:
