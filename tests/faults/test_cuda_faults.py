@@ -61,7 +61,7 @@ def look(build_library: BuildLibrary, monkeypatch: pytest.MonkeyPatch) -> Look:
         build_library("libnvidia-ml.so.1", nvml)
         monkeypatch.setenv("LD_LIBRARY_PATH", str(build_library("libcuda.so.1", driver)))
         began = time.monotonic()
-        scan = cuda.look(limit)
+        scan = cuda.begin()(limit)
         assert time.monotonic() - began <= limit + 60
         return scan
 
@@ -214,7 +214,7 @@ def test_files_that_are_no_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in ("libnvidia-ml.so.1", "libcuda.so.1"):
         (tmp_path / name).write_text("this is no library")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    scan = cuda.look(USUAL_LIMIT)
+    scan = cuda.begin()(USUAL_LIMIT)
     assert (scan.present, scan.stage) == (True, "driver")
     assert "NVML cannot be loaded" in text_of(scan)
     assert "the CUDA driver cannot be loaded" in text_of(scan)
@@ -254,7 +254,7 @@ def test_a_pynvml_of_no_file_is_passed_over(look: Look, monkeypatch: pytest.Monk
 
 def test_macos_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    scan = cuda.look(USUAL_LIMIT)
+    scan = cuda.begin()(USUAL_LIMIT)
     assert (scan.present, text_of(scan)) == (False, "CUDA needs Linux or Windows")
 
 

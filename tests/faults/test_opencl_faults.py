@@ -93,7 +93,7 @@ def look_beside_pocl(
         (vendors / "bad.icd").write_text(f"{library}\n")
         monkeypatch.setenv("OCL_ICD_VENDORS", str(vendors))
         start = time.monotonic()
-        return opencl.look(limit), time.monotonic() - start
+        return opencl.begin()(limit), time.monotonic() - start
 
     return look
 
@@ -161,7 +161,7 @@ def test_the_fix_fixes(
     scan, _ = look_beside_pocl(driver(platforms=CRASH), 5.0)
     assert fix_of(scan) is not None
     assert os.system(fix_of(scan)) == 0
-    after = opencl.look(5.0)
+    after = opencl.begin()(5.0)
     assert after.stage is None
     assert [text_of(device) for device in after.devices] == [None]
 
@@ -173,7 +173,7 @@ def test_a_driver_that_is_the_only_one_needs_no_second_try(
         pytest.skip("pyopencl is not installed, and its loader is the one asked here")
     library = build_library("libbad.so", driver(platforms=CRASH)) / "libbad.so"
     monkeypatch.setenv("OCL_ICD_VENDORS", str(library))
-    scan = opencl.look(5.0)
+    scan = opencl.begin()(5.0)
     assert text_of(scan).startswith(f"{library} crashed (SIGSEGV) in clGetPlatformIDs; ")
     assert fix_of(scan) == "unset OCL_ICD_VENDORS"
     assert scan.devices == ()

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from anydevice._core.finding import Reason, version_numbers
 from anydevice._core.hooks import loaded_library
 from anydevice._core.record import NOTHING, Record, replace
+from anydevice._machine.hardware.linux import names_in
 
 
 class EntryPoint(Record):
@@ -66,14 +67,14 @@ def package_folder(name: str) -> Path | None:
     """
     try:
         spec = find_spec(name)
-    except (ImportError, ValueError):  # ValueError: a module that was put there by hand
+    except (ImportError, ValueError, AttributeError):  # a module that was put there by hand
         return None
     if spec is None:
         return None
     if spec.origin is not None and spec.has_location:
         return Path(spec.origin).parent
     for folder in spec.submodule_search_locations or ():
-        if any(entry.endswith((".so", ".pyd")) for entry in _entries_of(folder)):
+        if any(entry.endswith((".so", ".pyd")) for entry in names_in(folder)):
             return Path(folder)
     return None
 
@@ -100,7 +101,7 @@ def _search_path() -> Iterator[tuple[str, int]]:
 @lru_cache(maxsize=64)
 def _distributions_in(folder: str, changed: int) -> tuple[_Distribution, ...]:
     pairs = []
-    for entry in _entries_of(folder):
+    for entry in sorted(names_in(folder)):
         stem, dot, ending = entry.rpartition(".")
         if ending not in ("dist-info", "egg-info") or not dot:
             continue
@@ -109,13 +110,6 @@ def _distributions_in(folder: str, changed: int) -> tuple[_Distribution, ...]:
         if version:
             pairs.append(_Distribution(normalise(name), version, Path(folder, entry)))
     return tuple(pairs)
-
-
-def _entries_of(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:  # a zip file, or a folder that may not be read
-        return []
 
 
 @lru_cache(maxsize=64)
@@ -163,16 +157,11 @@ _MARKS = (
 _REACH = 1024
 
 
-class TorchVersion(Record):
-    """The contents of `torch/version.py`; `None` if a build leaves a backend out."""
+def read_version(folder: Path) -> dict[str, str] | None:
+    """Return the texts in `torch/version.py` by name; `None` if it cannot be read.
 
-    version: str
-    cuda: str | None
-    hip: str | None
-
-
-def read_version(folder: Path) -> TorchVersion | None:
-    """Return the version file of the PyTorch in `folder`; `None` if it cannot be read."""
+    "cuda" and "hip" are missing where a build leaves a backend out.
+    """
     try:
         module = ast.parse((folder / "version.py").read_text("utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -185,9 +174,7 @@ def read_version(folder: Path) -> TorchVersion | None:
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=str(text)))
             ):
                 texts[name] = text
-    if "__version__" not in texts:
-        return None
-    return TorchVersion(texts["__version__"], texts.get("cuda") or None, texts.get("hip") or None)
+    return texts if "__version__" in texts else None
 
 
 @lru_cache(maxsize=8)
@@ -287,13 +274,13 @@ def _torch(build: Build, names: Mapping[str, str]) -> Build:
     if written is None:
         return _broken_build(build, f"{build.name} is damaged: its version.py cannot be read")
     runtimes = {}
-    if written.hip:
-        runtimes["rocm"] = written.hip
-    elif written.cuda:
-        runtimes["cuda"] = written.cuda
+    if written.get("hip"):
+        runtimes["rocm"] = written["hip"]
+    elif written.get("cuda"):
+        runtimes["cuda"] = written["cuda"]
     if (build.folder / "lib" / "libtorch_python.dylib").exists():
         runtimes["metal"] = ""
-    return replace(build, version=written.version, runtimes=runtimes)
+    return replace(build, version=written["__version__"], runtimes=runtimes)
 
 
 def _jax(build: Build, names: Mapping[str, str]) -> Build:

@@ -92,17 +92,16 @@ def _from_nvml(
     answers: Answers, cards: Sequence[CudaCard], devices: tuple[Facts, ...]
 ) -> BackendScan:
     notes = _lost_cards(answers.nvml)
-    selection = select([card.names for card in cards], answers.visible)
-    selected = tuple(cards[position.card].at(position) for position in selection.positions)
+    selected, hidden_because = select(cards, answers.visible)
     if devices:
         shown = in_order_of_driver(cards, devices)
         # Where the driver reads the variable in another way, our reason is not its own.
-        problem = selection.problem if len(shown) == len(selected) else None
+        problem = hidden_because if len(shown) == len(selected) else None
         notes = (*notes, *_partly_hidden(answers, shown, cards, problem))
         return _scan(answers, shown, notes=notes)
     if not selected and _sees_none(answers.driver):
         if answers.visible is not None:
-            return _hidden_scan(answers, _showable(cards), selection.problem, notes)
+            return _hidden_scan(answers, _showable(cards), hidden_because, notes)
         text = "MIG mode is on, and no MIG instance has been made"
         fix = "make an instance, or switch MIG mode off: sudo nvidia-smi -mig 0"
         return _stopped_scan("no_mig_instance", text, fix, stage="device", notes=notes)
@@ -111,7 +110,7 @@ def _from_nvml(
     reason = driver_reason(answers.driver, around) or Reason(
         "driver_missing", "NVML answers but there is no CUDA driver library", add_compute
     )
-    notes = (*notes, *_partly_hidden(answers, selected, cards, selection.problem))
+    notes = (*notes, *_partly_hidden(answers, selected, cards, hidden_because))
     return _scan(answers, selected, notes=notes, reason=reason)
 
 
@@ -190,7 +189,7 @@ def _partly_hidden(
         because = f" ({problem})" if problem else ""
         name = f'{VISIBLE}="{answers.visible}"'
         return (f"{name} shows {len(shown)} of {every} devices{because}",)
-    if any(card.names.mig for card in cards):
+    if any(card.facts.details.get("mig_mode") for card in cards):
         return (f"a process sees one MIG instance and no other card: {len(shown)} of {every}",)
     return (f"CUDA shows {len(shown)} of the {every} cards that NVML knows",)
 

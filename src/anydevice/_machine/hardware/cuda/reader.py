@@ -34,11 +34,6 @@ _WORTH_ASKING = 0.1
 _ONE_MOMENT = 0.25
 
 
-def look(limit: float) -> BackendScan:
-    """Return the CUDA backend of this machine, in at most about `limit` seconds."""
-    return begin()(limit)
-
-
 def begin() -> Callable[[float], BackendScan]:
     """Ask the questions, and return a function that waits for the answers within a limit.
 

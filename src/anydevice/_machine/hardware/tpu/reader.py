@@ -17,13 +17,7 @@ from pathlib import Path
 
 from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
 from anydevice._core.record import Record
-from anydevice._machine.hardware.linux import (
-    DEVICES,
-    may_open,
-    names_in,
-    read_line,
-    read_text,
-)
+from anydevice._machine.hardware.linux import DEVICES, may_open, names_in, read_line, read_text
 
 _GOOGLE = "0x1ae0"
 _MEMORY_SOURCE = "by generation"
