@@ -146,8 +146,9 @@ class JAXDeviceManager:
     def default(self, chosen: anydevice.Device) -> anydevice.Device:
         """Return the chosen device, unless it is a GPU that the detector does not count."""
         counted = self.counted()
-        is_told = chosen.kind == "cpu" or chosen in counted
-        return chosen if is_told else (counted or _devices("cpu"))[0]
+        if chosen.kind == "cpu" or chosen in counted:
+            return chosen
+        return (counted or _devices("cpu"))[0]
 
     def counted(self) -> list[anydevice.Device]:
         """Return the accelerators that the detector counts."""
@@ -158,8 +159,8 @@ class JAXDeviceManager:
         here = _devices(kind)
         if len(here) < count:
             reasons = "; ".join(_why_no_gpu()) or "the other devices are not usable by JAX"
-            told = f"the detector counts {count} of kind {kind}, but JAX has {len(here)} here"
-            raise DeviceNotFoundError(f"{told}: {reasons}", anydevice.discover().findings)
+            text = f"the detector counts {count} of kind {kind}, but JAX has {len(here)} here"
+            raise DeviceNotFoundError(f"{text}: {reasons}", anydevice.discover().findings)
         return here[:count]
 
 

@@ -18,7 +18,7 @@ from anydevice._core.locks import ForkSafeLock, started
 from anydevice._core.record import Record, as_dict, replace
 from anydevice._core.text import printable
 from anydevice._machine.engines.installed import EntryPoint, entry_points
-from anydevice._machine.hardware.readers import READERS, USAGE, Begin, Look, Usage
+from anydevice._machine.hardware.readers import READERS, Begin, Look, usage_of
 from anydevice._machine.settings.config import Config, apply_files, current, variables
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
@@ -201,12 +201,7 @@ def added_backends() -> frozenset[str]:
 
 def status_of(device: Device) -> DeviceStatus | None:
     """Return the status of a device that was made by hand; `None` if the machine lacks it."""
-    for finding in discover().findings:
-        if finding.backend == device.backend:
-            for other in finding.devices:
-                if other == device:
-                    return other.status
-    return None
+    return next((other.status for other in discover().devices if other == device), None)
 
 
 def free_memory(device: Device) -> int | None:
@@ -216,7 +211,7 @@ def free_memory(device: Device) -> int | None:
 
 def read_free_memory(backend: str, index: int, facts: Facts) -> Facts:
     """Return the facts with the free memory of now, if the backend tells it."""
-    usage: Usage | None = hooks.load(USAGE[backend]) if backend in USAGE else None
+    usage = usage_of(backend)
     free = usage.free_memory(index, facts) if usage else None
     return facts if free is None else replace(facts, free_memory=free)
 

@@ -54,8 +54,9 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """Return the entry points of installed distributions in a group such as "anydevice.engines"."""
     points: dict[tuple[str, str], EntryPoint] = {}
     for folder, changed in _search_path():
-        for entry in _entry_points_in(folder, changed, group):
-            points.setdefault((entry.distribution, entry.name), entry)
+        for its_group, entry in _entry_points_in(folder, changed):
+            if its_group == group:
+                points.setdefault((entry.distribution, entry.name), entry)
     return tuple(points.values())
 
 
@@ -113,32 +114,23 @@ def _distributions_in(folder: str, changed: int) -> tuple[_Distribution, ...]:
 
 
 @lru_cache(maxsize=64)
-def _entry_points_in(folder: str, changed: int, group: str) -> tuple[EntryPoint, ...]:
-    return tuple(
-        EntryPoint(distribution.name, name, target)
-        for distribution in _distributions_in(folder, changed)
-        for name, target in _entries(distribution.folder, group)
-    )
-
-
-def _entries(folder: Path, group: str) -> Iterator[tuple[str, str]]:
-    section = None
-    for line in map(str.strip, _own_entry_points(folder).splitlines()):
-        if line.startswith("["):
-            section = line.strip("[] ")
-        elif section == group and "=" in line and not line.startswith(("#", ";")):
-            name, _, target = line.partition("=")
-            yield name.strip(), target.split("[")[0].strip()
-
-
-@lru_cache(maxsize=4096)
-def _own_entry_points(folder: Path) -> str:
-    """The file of entry points of a distribution that adds something to anydevice, else nothing."""
-    try:
-        text = (folder / "entry_points.txt").read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
-    return text if "[anydevice." in text else ""
+def _entry_points_in(folder: str, changed: int) -> tuple[tuple[str, EntryPoint], ...]:
+    """Return the entry points of distributions that add something to anydevice, by group."""
+    points = []
+    for distribution in _distributions_in(folder, changed):
+        try:
+            text = (distribution.folder / "entry_points.txt").read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        group = ""
+        for line in map(str.strip, text.splitlines() if "[anydevice." in text else ()):
+            if line.startswith("["):
+                group = line.strip("[] ")
+            elif "=" in line and not line.startswith(("#", ";")):
+                name, _, target = line.partition("=")
+                target = target.split("[")[0].strip()
+                points.append((group, EntryPoint(distribution.name, name.strip(), target)))
+    return tuple(points)
 
 
 _LIBRARIES = ("libtorch_python.so", "torch_python.dll", "libtorch_python.dylib")
