@@ -29,10 +29,13 @@ def leaves(tree: object) -> list[Any]:
     [2, 3, 1]
     """
     if isinstance(tree, dict):
-        tree = [tree[key] for key in sorted(tree)]
-    if isinstance(tree, list | tuple):
-        return [leaf for part in tree for leaf in leaves(part)]
-    return [] if tree is None else [tree]
+        tree = tuple(map(tree.__getitem__, sorted(tree)))
+    if not isinstance(tree, list | tuple):
+        return [] if tree is None else [tree]
+    gathered: list[Any] = []
+    for part in tree:
+        gathered += leaves(part)
+    return gathered
 
 
 def leaf_paths(tree: object, path: str = "") -> list[str]:

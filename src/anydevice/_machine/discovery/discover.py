@@ -201,7 +201,10 @@ def added_backends() -> frozenset[str]:
 
 def status_of(device: Device) -> DeviceStatus | None:
     """Return the status of a device that was made by hand; `None` if the machine lacks it."""
-    return next((other.status for other in discover().devices if other == device), None)
+    for finding in discover().findings:
+        if device in finding.devices:
+            return finding.devices[finding.devices.index(device)].status
+    return None
 
 
 def free_memory(device: Device) -> int | None:
