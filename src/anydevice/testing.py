@@ -147,15 +147,15 @@ def _named_cards(backend: str, cards: Cards, memory: int | str) -> list[tuple[st
             f"{backend}={cards!r} is not a number of devices, and not a list of their names",
             f"{backend}=",
         )
-    found = [(_NAMED.fullmatch(card), card) for card in cards]
-    return [(card, every) if own is None else (own[1], parse_size(own[2])) for own, card in found]
+    matches = [(_NAMED.fullmatch(card), card) for card in cards]
+    return [(match[1], parse_size(match[2])) if match else (card, every) for match, card in matches]
 
 
 def _amounts(free: int | str | Sequence[int | str], count: int) -> list[int]:
-    each = [free] * count if isinstance(free, int | str) else list(free)
-    if len(each) != count:
-        raise ConfigurationError(f"free= gives {len(each)} amounts for {count} devices", "free=")
-    return [parse_size(amount) for amount in each]
+    amounts = [free] * count if isinstance(free, int | str) else list(free)
+    if len(amounts) != count:
+        raise ConfigurationError(f"free= gives {len(amounts)} amounts for {count} devices", "free=")
+    return [parse_size(amount) for amount in amounts]
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from anydevice._core.finding import BackendScan
+from anydevice._machine.discovery import discover
 from anydevice._machine.discovery.libraries import findings_of
 from anydevice._machine.hardware.cuda import reader as cuda
 from anydevice._machine.hardware.cuda.diagnosis import cuda_fault, nvml_fault
@@ -61,7 +62,7 @@ def look(build_library: BuildLibrary, monkeypatch: pytest.MonkeyPatch) -> Look:
         build_library("libnvidia-ml.so.1", nvml)
         monkeypatch.setenv("LD_LIBRARY_PATH", str(build_library("libcuda.so.1", driver)))
         began = time.monotonic()
-        scan = cuda.look(limit)
+        scan = cuda.begin()(limit)
         assert time.monotonic() - began <= limit + 60
         return scan
 
@@ -202,7 +203,7 @@ def test_files_that_are_no_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in ("libnvidia-ml.so.1", "libcuda.so.1"):
         (tmp_path / name).write_text("this is no library")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    scan = cuda.look(USUAL_LIMIT)
+    scan = cuda.begin()(USUAL_LIMIT)
     assert (scan.present, scan.stage) == (True, "driver")
     assert "NVML cannot be loaded" in text_of(scan)
     assert "the CUDA driver cannot be loaded" in text_of(scan)
@@ -235,9 +236,9 @@ def test_what_goes_wrong_is_a_finding_and_macos_is_not_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cuda, "read_surroundings", Mock(side_effect=RuntimeError("odd machine")))
-    scan = cuda.look(USUAL_LIMIT)
+    scan = discover._start({"cuda": cuda.begin}, USUAL_LIMIT)()["cuda"]
     assert (scan.present, scan.stage) == (True, "driver")
     assert "RuntimeError: odd machine" in text_of(scan)
     monkeypatch.setattr(sys, "platform", "darwin")
-    scan = cuda.look(USUAL_LIMIT)
+    scan = cuda.begin()(USUAL_LIMIT)
     assert (scan.present, text_of(scan)) == (False, "CUDA needs Linux or Windows")

@@ -93,7 +93,7 @@ def look(tmp_path: Path, build_library: BuildLibrary, monkeypatch: pytest.Monkey
         (vendors / "bad.icd").write_text(f"{library}\n")
         monkeypatch.setenv("OCL_ICD_VENDORS", str(vendors))
         start = time.monotonic()
-        return opencl.look(limit), time.monotonic() - start
+        return opencl.begin()(limit), time.monotonic() - start
 
     return look
 
@@ -130,7 +130,7 @@ def test_a_bad_driver(look: Look, tmp_path: Path, source: str, how: str, step: s
     assert fix_of(device) == fix_of(scan)
     if source == driver(platforms=CRASH):
         assert os.system(fix_of(scan)) == 0
-        after = opencl.look(5.0)
+        after = opencl.begin()(5.0)
         assert after.stage is None
         assert [text_of(device) for device in after.devices] == [None]
 
@@ -158,7 +158,7 @@ def test_a_single_driver(build_library: BuildLibrary, monkeypatch: pytest.Monkey
         pytest.skip("pyopencl is not installed, and its loader is the one asked here")
     library = build_library("libbad.so", driver(platforms=CRASH)) / "libbad.so"
     monkeypatch.setenv("OCL_ICD_VENDORS", str(library))
-    scan = opencl.look(5.0)
+    scan = opencl.begin()(5.0)
     assert text_of(scan).startswith(f"{library} crashed (SIGSEGV) in clGetPlatformIDs; ")
     assert fix_of(scan) == "unset OCL_ICD_VENDORS"
     assert scan.devices == ()

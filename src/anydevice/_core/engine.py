@@ -12,8 +12,6 @@ from anydevice._core.record import Record
 from anydevice.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from anydevice._core.array import Array, HostArray
     from anydevice._core.device import Device
     from anydevice._core.dtypes import DType
@@ -350,10 +348,5 @@ class consuming:  # noqa: N801 - it is used like a function
         self._before = donation.allowed, donation.skip
         donation.allowed, donation.skip = True, self._skip
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         donation.allowed, donation.skip = self._before

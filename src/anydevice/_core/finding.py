@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from anydevice._core.record import NOTHING, Record
 
@@ -154,6 +154,21 @@ class BackendScan(Record):
     notes: tuple[str, ...] = ()
     engines: tuple[str, ...] = ()
 
+    @classmethod
+    def stopped(
+        cls,
+        backend: str,
+        code: str,
+        text: str,
+        fix: str | None = None,
+        *,
+        stage: Stage = "driver",
+        present: bool = True,
+        notes: tuple[str, ...] = (),
+    ) -> Self:
+        """Return the scan of a backend that stopped as a whole."""
+        return cls(backend, present, stage=stage, reason=Reason(code, text, fix), notes=notes)
+
 
 class Refusal(Record):
     """Why one engine cannot drive one device."""
@@ -230,19 +245,9 @@ class Finding(Record, _Explained):
 
     def to_dict(self) -> dict[str, object]:
         """Return the finding as plain data, ready for JSON."""
-        return {
-            "backend": self.backend,
-            "present": self.present,
-            "usable": self.usable,
-            "tier": self.tier,
-            "stage": self.stage,
-            "code": self.code,
-            "reason": self.reason,
-            "reasons": [reason.to_dict() for reason in self.reasons],
-            "fix": self.fix,
-            "notes": list(self.notes),
-            "devices": [device.to_dict() for device in self.devices],
-        }
+        devices = [device.to_dict() for device in self.devices]
+        explained = {"code": self.code, "reason": self.reason}
+        return {**super().to_dict(), **explained, "devices": devices}
 
 
 _PCI = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")

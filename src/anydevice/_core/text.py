@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from anydevice.errors import ConfigurationError
 
@@ -96,8 +96,7 @@ def format_time(seconds: float) -> str:
     >>> format_time(0.00123), format_time(2.5), format_time(4.2e-6)
     ('1.23 ms', '2.50 s', '4.20 µs')
     """
-    unit, name = next((pair for pair in _TIMES if seconds >= 0.9995 * pair[0]), _TIMES[-1])
-    return f"{_three_digits(seconds / unit)} {name}"
+    return _with_unit(seconds, _TIMES)
 
 
 def clock(seconds: float) -> str:
@@ -117,8 +116,7 @@ def format_rate(rate: float, unit: str) -> str:
     >>> format_rate(4.27e12, "B/s"), format_rate(31.0, "FLOP/s")
     ('4.27 TB/s', '31.0 FLOP/s')
     """
-    size, prefix = next((pair for pair in _THOUSANDS if rate >= 0.9995 * pair[0]), _THOUSANDS[-1])
-    return f"{_three_digits(rate / size)} {prefix}{unit}"
+    return f"{_with_unit(rate, _THOUSANDS)}{unit}"
 
 
 def format_count(count: int) -> str:
@@ -127,10 +125,7 @@ def format_count(count: int) -> str:
     >>> format_count(8_030_261_248), format_count(999_885_952), format_count(12_345)
     ('8.03 B', '1.00 B', '12,345')
     """
-    for size, unit in _COUNTS:
-        if count >= 0.9995 * size:
-            return f"{_three_digits(count / size)} {unit}"
-    return f"{count:,}"
+    return _with_unit(count, _COUNTS) if count >= 0.9995 * _COUNTS[-1][0] else f"{count:,}"
 
 
 def parse_count(text: str) -> int:
@@ -245,6 +240,12 @@ def _in_unit_of(whole: int, size: int) -> tuple[str, str]:
         ("B", 1),
     )
     return f"{size / factor:.{0 if factor == 1 else 1}f}", unit
+
+
+def _with_unit(number: float, units: Sequence[tuple[float, str]]) -> str:
+    """Return a number with three digits in the largest unit that fits, else in the last one."""
+    size, unit = next((pair for pair in units if number >= 0.9995 * pair[0]), units[-1])
+    return f"{_three_digits(number / size)} {unit}"
 
 
 def _three_digits(number: float) -> str:

@@ -28,8 +28,13 @@ def leaves(tree: object) -> list[Any]:
     >>> leaves({"b": 1, "a": [2, {"c": 3}], "d": {}})
     [2, 3, 1]
     """
+    if isinstance(tree, dict):
+        tree = tuple(map(tree.__getitem__, sorted(tree)))
+    if not isinstance(tree, list | tuple):
+        return [] if tree is None else [tree]
     gathered: list[Any] = []
-    _gather(tree, gathered)
+    for part in tree:
+        gathered += leaves(part)
     return gathered
 
 
@@ -154,17 +159,6 @@ def combined(tree: Any, other: Any) -> Any:
         parts = [combined(*both) for both in zip(tree, other, strict=True)]
         return parts if isinstance(tree, list) else tuple(parts)
     return tree
-
-
-def _gather(tree: object, gathered: list[Any]) -> None:
-    if isinstance(tree, dict):
-        for key in sorted(tree):
-            _gather(tree[key], gathered)
-    elif isinstance(tree, list | tuple):
-        for part in tree:
-            _gather(part, gathered)
-    elif tree is not None:
-        gathered.append(tree)
 
 
 def _rebuild(tree: Any, values: Iterator[object]) -> Any:

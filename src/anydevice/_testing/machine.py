@@ -62,21 +62,21 @@ class Machine:
     def in_force(self) -> Iterator[None]:
         """Let discovery and the engines know this machine alone."""
         with machine_from(lambda limit: self._scans), ExitStack() as block:
-            for each in discover().devices:
-                if each.status is not None and each.status.facts.details.get("fake"):
-                    self._add(each, each.status)
+            for device in discover().devices:
+                if device.status is not None and device.status.facts.details.get("fake"):
+                    self._add(device, device.status)
                 else:
-                    self._real.add(each)
-            asked = hooks.free_memory.function
-            assert asked is not None
+                    self._real.add(device)
+            real_free_memory = hooks.free_memory.function
+            assert real_free_memory is not None
 
             def free_memory(backend: str, index: int, facts: Facts) -> Facts:
                 device = Device(backend, index)
                 if device not in self._free or facts.free_memory is None:
-                    return asked(backend, index, facts)
+                    return real_free_memory(backend, index, facts)
                 return replace(facts, free_memory=self.free(device))
 
-            block.callback(hooks.free_memory.register, asked)
+            block.callback(hooks.free_memory.register, real_free_memory)
             hooks.free_memory.register(free_memory)
             self._block, self._thread = block, threading.get_ident()
             block.enter_context(_engines_as(self._disguise))
@@ -198,11 +198,11 @@ class Machine:
             return MemoryUse(in_use, in_use, self._peak[key], self._limit.get(key))
 
     def limit_use(self, engine: str, device: Device, limit: int | None) -> None:
-        """Give an engine a limit, or none."""
+        """Set or remove an engine's limit."""
         self._limit[engine, device] = limit
 
     def reset_peak(self, engine: str, device: Device) -> None:
-        """Begin to look for the peak again."""
+        """Start a new peak at the present use."""
         with self._lock.native:
             self._peak[engine, device] = self._in_use[engine, device]
 
@@ -238,7 +238,7 @@ class EngineWithoutCards:
         return getattr(self._engine, name)
 
     def devices(self) -> tuple[Device, ...]:
-        return tuple(each for each in self._engine.devices() if self._machine.has_real(each))
+        return tuple(d for d in self._engine.devices() if self._machine.has_real(d))
 
     @cached_property
     def memory(self) -> _FakeMemory:
@@ -263,8 +263,8 @@ class FakeEngine(EngineWithoutCards):
         self._stood_for = {place: fake for fake, place in self._stand_ins.items() if place.index}
 
     def devices(self) -> tuple[Device, ...]:
-        own = (each for each in self._engine.devices() if each.backend == "cpu")
-        return (*(each for each in own if each not in self._stood_for), *self._fakes)
+        cpus = (device for device in self._engine.devices() if device.backend == "cpu")
+        return (*(device for device in cpus if device not in self._stood_for), *self._fakes)
 
     def native(self, device: Device) -> Any:
         return self._engine.native(self._stand_ins.get(device, device))
@@ -355,10 +355,10 @@ class FakeEngine(EngineWithoutCards):
         return SimpleNamespace(**own)
 
     def _following(self, function: Any, *, across: bool = False) -> Any:
-        """Return the function, whose results are where its operands are; if it makes functions,
-        theirs.
+        """Return the function with results on the device of its operands.
 
-        What goes `across` devices, as gradients do, has results where its parts have computed them.
+        If it returns functions, theirs are too. With `across`, operands on several devices are
+        allowed, as for gradients; results are then where their parts were computed.
         """
         if not callable(function):
             return function
@@ -481,7 +481,7 @@ def torch_mode(machine: Machine) -> AbstractContextManager[Any]:
 
 
 def _moved_with_gradient(engine: FakeEngine, x: Any, device: Device) -> Any:
-    """Get a tensor of PyTorch on another device, whose gradient goes back to where it came from."""
+    """Return a tensor of PyTorch on another device; its gradient goes back to the first one."""
     import torch
 
     class Moved(torch.autograd.Function):  # type: ignore[misc]
@@ -518,7 +518,7 @@ def size_of(memory: Any) -> int:
 
 
 class _FakeMemoryError(MemoryError):
-    """A fake device has too little memory left for an array of an engine."""
+    """A fake device has too little free memory for an array."""
 
     def __init__(self, message: str, engine: str, asked: int) -> None:
         super().__init__(message)
@@ -537,7 +537,7 @@ def out_of_memory(message: str, engine: str, asked: int) -> Exception:
 
 @contextmanager
 def _own_changes() -> Iterator[None]:
-    """Return a block after which `configure()` is as it was before."""
+    """Undo every `configure()` of the block at its end."""
     before = config.changes()
     try:
         yield
@@ -552,9 +552,7 @@ def _own_changes() -> Iterator[None]:
 
 @contextmanager
 def _engines_as(disguise: registry.Disguise) -> Iterator[None]:
-    """Return a block in which every engine is disguised, and is held to the limits of memory as
-    such.
-    """
+    """Disguise every engine in the block; memory limits apply to the disguised engines."""
     limit = _lifted_limit()
     before = registry.exchange(disguise)
     try:

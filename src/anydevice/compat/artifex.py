@@ -23,6 +23,7 @@ from anydevice._machine.choose.limits import told_to_jax
 from anydevice._machine.choose.scope import why
 from anydevice._machine.engines.registry import version_of
 from anydevice._machine.settings.config import STRATEGIES, change
+from anydevice._parallel.placing import row_ranges
 
 MemoryStrategy = StrEnum("MemoryStrategy", ["CONSERVATIVE", "BALANCED", "AGGRESSIVE", "CUSTOM"])
 DeviceType = StrEnum("DeviceType", ["CPU", "GPU", "TPU"])
@@ -131,12 +132,11 @@ class JAXDeviceManager:
         if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
             shown = ", ".join(map(str, shapes)) or "none: there is no array"
             raise ConfigurationError(f"the first axes must be equally long; the shapes are {shown}")
-        rows, count = shapes[0][0], len(targets)
-        each, more = divmod(rows, count)
-        cuts = [number * each + min(number, more) for number in range(count + 1)]
+        rows = shapes[0][0]
+        ranges = row_ranges(rows, len(targets))
         return [
             jax.device_put(jax.tree.map(lambda leaf, ends=ends: leaf[slice(*ends)], data), target)
-            for ends, target in zip(pairwise(cuts), targets[: rows or 1], strict=False)
+            for ends, target in zip(ranges, targets[: rows or 1], strict=False)
         ]
 
     def replicate_model(self, model: Any) -> list[Any]:
@@ -146,8 +146,9 @@ class JAXDeviceManager:
     def default(self, chosen: anydevice.Device) -> anydevice.Device:
         """Return the chosen device, unless it is a GPU that the detector does not count."""
         counted = self.counted()
-        is_told = chosen.kind == "cpu" or chosen in counted
-        return chosen if is_told else (counted or _devices("cpu"))[0]
+        if chosen.kind == "cpu" or chosen in counted:
+            return chosen
+        return (counted or _devices("cpu"))[0]
 
     def counted(self) -> list[anydevice.Device]:
         """Return the accelerators that the detector counts."""
@@ -158,8 +159,8 @@ class JAXDeviceManager:
         here = _devices(kind)
         if len(here) < count:
             reasons = "; ".join(_why_no_gpu()) or "the other devices are not usable by JAX"
-            told = f"the detector counts {count} of kind {kind}, but JAX has {len(here)} here"
-            raise DeviceNotFoundError(f"{told}: {reasons}", anydevice.discover().findings)
+            text = f"the detector counts {count} of kind {kind}, but JAX has {len(here)} here"
+            raise DeviceNotFoundError(f"{text}: {reasons}", anydevice.discover().findings)
         return here[:count]
 
 

@@ -426,13 +426,13 @@ def _prove_region(region: Any, model: Any, stated: Any, options: dict[str, Any])
 
 
 def _gpu_names(gpus: Sequence[int | Device | str]) -> list[str]:
-    return [str(CUDABackend(each) if isinstance(each, int) else each) for each in gpus]
+    return [str(CUDABackend(gpu) if isinstance(gpu, int) else gpu) for gpu in gpus]
 
 
-def _with_name(found: Device) -> Device:
+def _with_name(device: Device) -> Device:
     """Return the device under Axiom's name, if Axiom has one."""
-    kind = _KINDS.get(found.backend)
-    return kind(found.index, engine=found.engine) if kind else found
+    kind = _KINDS.get(device.backend)
+    return kind(device.index, engine=device.engine) if kind else device
 
 
 def _examples(model: Any) -> Any:

@@ -8,11 +8,10 @@ from anydevice._core import hooks
 from anydevice._core.checks import is_number
 from anydevice._core.choice import Measured, pick_engine
 from anydevice._core.device import Device
-from anydevice._core.files import writing
 from anydevice._machine.discovery.check import key_of
 from anydevice._machine.engines import registry
 from anydevice._machine.settings.config import stamp
-from anydevice._machine.settings.files import measurements_file, read_cache
+from anydevice._machine.settings.files import measurements_file, read_cache, write_cache
 
 Times = Mapping[str, float]
 """Seconds by a text that names op, case and dtype."""
@@ -80,18 +79,12 @@ def keep_measurements(new: Mapping[str, Times]) -> str | None:
 
     Earlier measurements stay, unless they were taken again.
     """
-    import json
 
-    path = measurements_file()
-    try:
-        with writing(path, private=True) as write:
-            saved = {key: dict(times) for key, times in read_measurements().items()}
-            for key, times in new.items():
-                saved.setdefault(key, {}).update(times)
-            write(json.dumps(saved, indent=1, sort_keys=True) + "\n")
-    except OSError as error:
-        return f"the measurements could not be kept in {path}: {error.strerror}"
-    return None
+    def merged() -> object:
+        saved = read_measurements()
+        return {key: {**saved.get(key, {}), **new.get(key, {})} for key in {**saved, **new}}
+
+    return write_cache(measurements_file(), "the measurements", merged)
 
 
 hooks.choose_engine.register(engine_of)

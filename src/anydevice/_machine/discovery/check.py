@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -14,7 +13,6 @@ from anydevice._core.child.parent import Outcome
 from anydevice._core.child.parent import ask as ask_child
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
-from anydevice._core.files import writing
 from anydevice._core.finding import Facts, Reason, Verdict
 from anydevice._core.record import as_dict
 from anydevice._core.text import warn
@@ -22,7 +20,7 @@ from anydevice._machine.discovery import discover as discovery
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.diagnosis import code_of_message
 from anydevice._machine.engines.registry import place_of
-from anydevice._machine.settings.files import read_cache, verdicts_file
+from anydevice._machine.settings.files import read_cache, verdicts_file, write_cache
 from anydevice.errors import DeviceNotFoundError
 
 _LONG_ENOUGH = 60.0
@@ -147,17 +145,13 @@ def _verdict(plain: Any) -> Verdict | None:
 
 def keep_verdict(key: str, verdict: Verdict) -> str | None:
     """Save a verdict; returns a sentence if that fails, else `None`."""
-    path = verdicts_file()
-    try:
-        with writing(path, private=True) as write:
-            verdicts = {
-                name: {**as_dict(one), "reason": one.reason and one.reason.to_dict()}
-                for name, one in (read_verdicts() | {key: verdict}).items()
-            }
-            write(json.dumps(verdicts, indent=1, sort_keys=True) + "\n")
-    except OSError as error:
-        return f"the verdict could not be kept in {path}: {error.strerror}"
-    return None
+
+    def merged() -> object:
+        verdicts = read_verdicts() | {key: verdict}
+        reasons = {name: one.reason and one.reason.to_dict() for name, one in verdicts.items()}
+        return {name: {**as_dict(v), "reason": reasons[name]} for name, v in verdicts.items()}
+
+    return write_cache(verdicts_file(), "the verdict", merged)
 
 
 hooks.check.register(check)

@@ -13,12 +13,12 @@ from anydevice._core import hooks
 from anydevice._core.backends import BACKENDS, KINDS
 from anydevice._core.child.parent import reap
 from anydevice._core.device import Device, parse_place, unknown_backend
-from anydevice._core.finding import BackendScan, DeviceStatus, Facts, Finding, Reason, same_card
+from anydevice._core.finding import BackendScan, DeviceStatus, Facts, Finding, same_card
 from anydevice._core.locks import ForkSafeLock, started
 from anydevice._core.record import Record, as_dict, replace
 from anydevice._core.text import printable
 from anydevice._machine.engines.installed import EntryPoint, entry_points
-from anydevice._machine.hardware.readers import READERS, USAGE, Begin, Look, Usage
+from anydevice._machine.hardware.readers import READERS, Begin, Look, usage_of
 from anydevice._machine.settings.config import Config, apply_files, current, variables
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
@@ -36,6 +36,9 @@ _SITUATION = (
 """The environment that a report depends on: when one changes, the machine is looked at again."""
 
 _situation = variables(_SITUATION)
+
+_AFTER_TIMEOUT = {"rocm": "sudo dmesg | grep -i amdgpu"}
+"""The fix for a backend whose driver does not answer in time."""
 
 _PROBES = "anydevice.probes"
 _GRACE = 0.75
@@ -199,10 +202,8 @@ def added_backends() -> frozenset[str]:
 def status_of(device: Device) -> DeviceStatus | None:
     """Return the status of a device that was made by hand; `None` if the machine lacks it."""
     for finding in discover().findings:
-        if finding.backend == device.backend:
-            for other in finding.devices:
-                if other == device:
-                    return other.status
+        if device in finding.devices:
+            return finding.devices[finding.devices.index(device)].status
     return None
 
 
@@ -213,7 +214,7 @@ def free_memory(device: Device) -> int | None:
 
 def read_free_memory(backend: str, index: int, facts: Facts) -> Facts:
     """Return the facts with the free memory of now, if the backend tells it."""
-    usage: Usage | None = hooks.load(USAGE[backend]) if backend in USAGE else None
+    usage = usage_of(backend)
     free = usage.free_memory(index, facts) if usage else None
     return facts if free is None else replace(facts, free_memory=free)
 
@@ -362,13 +363,16 @@ def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str,
                 thread.join(max(0.0, deadline - time.monotonic()))
             else:
                 work(*pair)
-        late = Reason("timed_out", f"timed out: no answer within {limit:g} s")
-        missing = {name: BackendScan(name, True, stage="driver", reason=late) for name in looks}
-        return missing | results
+        text = f"timed out: no answer within {limit:g} s"
+        late = {
+            name: BackendScan.stopped(name, "timed_out", text, _AFTER_TIMEOUT.get(name))
+            for name in looks
+        }
+        return late | results
 
     return finish
 
 
 def _failed_scan(name: str, error: BaseException) -> BackendScan:
     text = f"reading it failed: {type(error).__name__}: {error}"
-    return BackendScan(name, True, stage="driver", reason=Reason("reading_failed", text))
+    return BackendScan.stopped(name, "reading_failed", text)

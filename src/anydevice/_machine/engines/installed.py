@@ -20,6 +20,7 @@ from types import MappingProxyType
 from anydevice._core.finding import Reason, version_numbers
 from anydevice._core.hooks import loaded_library
 from anydevice._core.record import NOTHING, Record, replace
+from anydevice._machine.hardware.linux import names_in
 
 
 class EntryPoint(Record):
@@ -53,8 +54,9 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """Return the entry points of installed distributions in a group such as "anydevice.engines"."""
     points: dict[tuple[str, str], EntryPoint] = {}
     for folder, changed in _search_path():
-        for entry in _entry_points_in(folder, changed, group):
-            points.setdefault((entry.distribution, entry.name), entry)
+        for its_group, entry in _entry_points_in(folder, changed):
+            if its_group == group:
+                points.setdefault((entry.distribution, entry.name), entry)
     return tuple(points.values())
 
 
@@ -66,14 +68,14 @@ def package_folder(name: str) -> Path | None:
     """
     try:
         spec = find_spec(name)
-    except (ImportError, ValueError):  # ValueError: a module that was put there by hand
+    except (ImportError, ValueError, AttributeError):  # a module that was put there by hand
         return None
     if spec is None:
         return None
     if spec.origin is not None and spec.has_location:
         return Path(spec.origin).parent
     for folder in spec.submodule_search_locations or ():
-        if any(entry.endswith((".so", ".pyd")) for entry in _entries_of(folder)):
+        if any(entry.endswith((".so", ".pyd")) for entry in names_in(folder)):
             return Path(folder)
     return None
 
@@ -100,7 +102,7 @@ def _search_path() -> Iterator[tuple[str, int]]:
 @lru_cache(maxsize=64)
 def _distributions_in(folder: str, changed: int) -> tuple[_Distribution, ...]:
     pairs = []
-    for entry in _entries_of(folder):
+    for entry in sorted(names_in(folder)):
         stem, dot, ending = entry.rpartition(".")
         if ending not in ("dist-info", "egg-info") or not dot:
             continue
@@ -111,40 +113,24 @@ def _distributions_in(folder: str, changed: int) -> tuple[_Distribution, ...]:
     return tuple(pairs)
 
 
-def _entries_of(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:  # a zip file, or a folder that may not be read
-        return []
-
-
 @lru_cache(maxsize=64)
-def _entry_points_in(folder: str, changed: int, group: str) -> tuple[EntryPoint, ...]:
-    return tuple(
-        EntryPoint(distribution.name, name, target)
-        for distribution in _distributions_in(folder, changed)
-        for name, target in _entries(distribution.folder, group)
-    )
-
-
-def _entries(folder: Path, group: str) -> Iterator[tuple[str, str]]:
-    section = None
-    for line in map(str.strip, _own_entry_points(folder).splitlines()):
-        if line.startswith("["):
-            section = line.strip("[] ")
-        elif section == group and "=" in line and not line.startswith(("#", ";")):
-            name, _, target = line.partition("=")
-            yield name.strip(), target.split("[")[0].strip()
-
-
-@lru_cache(maxsize=4096)
-def _own_entry_points(folder: Path) -> str:
-    """The file of entry points of a distribution that adds something to anydevice, else nothing."""
-    try:
-        text = (folder / "entry_points.txt").read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
-    return text if "[anydevice." in text else ""
+def _entry_points_in(folder: str, changed: int) -> tuple[tuple[str, EntryPoint], ...]:
+    """Return the entry points of distributions that add something to anydevice, by group."""
+    points = []
+    for distribution in _distributions_in(folder, changed):
+        try:
+            text = (distribution.folder / "entry_points.txt").read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        group = ""
+        for line in map(str.strip, text.splitlines() if "[anydevice." in text else ()):
+            if line.startswith("["):
+                group = line.strip("[] ")
+            elif "=" in line and not line.startswith(("#", ";")):
+                name, _, target = line.partition("=")
+                target = target.split("[")[0].strip()
+                points.append((group, EntryPoint(distribution.name, name.strip(), target)))
+    return tuple(points)
 
 
 _LIBRARIES = ("libtorch_python.so", "torch_python.dll", "libtorch_python.dylib")
@@ -163,16 +149,11 @@ _MARKS = (
 _REACH = 1024
 
 
-class TorchVersion(Record):
-    """The contents of `torch/version.py`; `None` if a build leaves a backend out."""
+def read_version(folder: Path) -> dict[str, str] | None:
+    """Return the texts in `torch/version.py` by name; `None` if it cannot be read.
 
-    version: str
-    cuda: str | None
-    hip: str | None
-
-
-def read_version(folder: Path) -> TorchVersion | None:
-    """Return the version file of the PyTorch in `folder`; `None` if it cannot be read."""
+    "cuda" and "hip" are missing where a build leaves a backend out.
+    """
     try:
         module = ast.parse((folder / "version.py").read_text("utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -185,9 +166,7 @@ def read_version(folder: Path) -> TorchVersion | None:
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=str(text)))
             ):
                 texts[name] = text
-    if "__version__" not in texts:
-        return None
-    return TorchVersion(texts["__version__"], texts.get("cuda") or None, texts.get("hip") or None)
+    return texts if "__version__" in texts else None
 
 
 @lru_cache(maxsize=8)
@@ -287,13 +266,13 @@ def _torch(build: Build, names: Mapping[str, str]) -> Build:
     if written is None:
         return _broken_build(build, f"{build.name} is damaged: its version.py cannot be read")
     runtimes = {}
-    if written.hip:
-        runtimes["rocm"] = written.hip
-    elif written.cuda:
-        runtimes["cuda"] = written.cuda
+    if written.get("hip"):
+        runtimes["rocm"] = written["hip"]
+    elif written.get("cuda"):
+        runtimes["cuda"] = written["cuda"]
     if (build.folder / "lib" / "libtorch_python.dylib").exists():
         runtimes["metal"] = ""
-    return replace(build, version=written.version, runtimes=runtimes)
+    return replace(build, version=written["__version__"], runtimes=runtimes)
 
 
 def _jax(build: Build, names: Mapping[str, str]) -> Build:

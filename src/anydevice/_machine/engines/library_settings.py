@@ -91,19 +91,18 @@ class _Switch:
 
 
 _ON = ("1", "on", "t", "true", "y", "yes")
-_X64 = _Switch(
-    "JAX_ENABLE_X64",
-    "jax",
-    "config.jax_enable_x64",
-    lambda jax, on: jax.config.update("jax_enable_x64", on),
-)
+
+
+def _jax_switch(variable: str) -> _Switch:
+    option = variable.lower()
+    return _Switch(
+        variable, "jax", f"config.{option}", lambda jax, on: jax.config.update(option, on)
+    )
+
+
+_X64 = _jax_switch("JAX_ENABLE_X64")
 _NOT_COMPILING = (
-    _Switch(
-        "JAX_DISABLE_JIT",
-        "jax",
-        "config.jax_disable_jit",
-        lambda jax, on: jax.config.update("jax_disable_jit", on),
-    ),
+    _jax_switch("JAX_DISABLE_JIT"),
     _Switch(
         "TORCHDYNAMO_DISABLE",
         "torch._dynamo.config",

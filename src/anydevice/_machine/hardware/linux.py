@@ -79,12 +79,7 @@ def psutil() -> Any:
 
 def read_number(path: Path | str) -> int | None:
     """Return the integer that a file holds; `None` if it holds anything else ("max", nothing)."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            match = _INTEGER.fullmatch((file.read(64) or b"").decode("utf-8", "replace"))
-    except (OSError, ValueError):
-        return None
-    return int(match[1]) if match else None
+    return as_number(read_text(path, limit=64))
 
 
 def as_number(text: str | None) -> int | None:

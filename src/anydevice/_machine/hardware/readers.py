@@ -15,7 +15,7 @@ from anydevice._core.finding import BackendScan, Facts
 from anydevice._core.record import Record
 
 Look = Callable[[float], BackendScan]
-"""A reader: reads the machine within a limit in seconds, and never raises."""
+"""A reader: reads the machine within a limit in seconds. Discovery handles errors and hangs."""
 
 Begin = Callable[[], Look]
 """Starts what a reader can start, and returns the rest of it."""
@@ -73,7 +73,7 @@ def readings(backend: str, index: int, facts: Facts) -> Readings:
     """
     if facts.details.get("fake"):
         return Readings(free_memory=facts.free_memory)
-    usage = _usage(backend)
+    usage = usage_of(backend)
     return usage.readings(index, facts) if usage else Readings()
 
 
@@ -83,19 +83,16 @@ def processes(backend: str, index: int, facts: Facts) -> tuple[DeviceProcess, ..
     For the CPU they are the largest ones. A driver that does not list processes, or hides those of
     other users or containers, gives fewer, or none.
     """
-    usage = None if facts.details.get("fake") else _usage(backend)
+    usage = None if facts.details.get("fake") else usage_of(backend)
     return usage.processes(index, facts) if usage else ()
 
 
-def _usage(backend: str) -> Usage | None:
-    usage: Usage | None = hooks.load(USAGE[backend]) if backend in USAGE else None
+def usage_of(backend: str) -> Usage | None:
+    """Return the module that shows a backend's usage; `None` if there is none."""
+    usage: Usage | None = None
+    if backend in ("cpu", "cuda", "rocm", "metal"):
+        usage = hooks.load(f"anydevice._machine.hardware.{backend}.usage")
     return usage
-
-
-USAGE = {
-    name: f"anydevice._machine.hardware.{name}.usage" for name in ("cpu", "cuda", "rocm", "metal")
-}
-"""The module of each backend that shows its usage; it satisfies `Usage`."""
 
 
 def _begin(backend: str) -> Look:

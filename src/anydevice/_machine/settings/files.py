@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from anydevice._core.files import distrust, make_folder, parse_json, read_small
+from anydevice._core.files import distrust, make_folder, parse_json, read_small, writing
 from anydevice._core.text import printable, warn
 
 FILE_NAME = "anydevice.toml"
@@ -78,6 +78,21 @@ def read_cache(path: Path) -> dict[str, Any]:
         "your own"
     )
     return {}
+
+
+def write_cache(path: Path, name: str, make: Callable[[], object]) -> str | None:
+    """Write the JSON object that `make` returns to a file of the user's cache.
+
+    No other process writes the file meanwhile. Returns a sentence with `name` if that fails.
+    """
+    import json  # only needed to write
+
+    try:
+        with writing(path, private=True) as write:
+            write(json.dumps(make(), indent=1, sort_keys=True) + "\n")
+    except OSError as error:
+        return f"{name} could not be kept in {path}: {error.strerror}"
+    return None
 
 
 def new_project_file() -> Path:

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice._machine.hardware.cuda.visible import CardNames, InstanceNames, Position, select
+from anydevice._core.finding import Facts
+from anydevice._machine.hardware.cuda.facts import CudaCard
+from anydevice._machine.hardware.cuda.visible import select
+
+
+def card(uuid: str | None, *instances: Facts, mig: bool = False) -> CudaCard:
+    return CudaCard(Facts("card", uuid, details={"mig_mode": mig}), instances)
+
+
+def instance(uuid: str | None, gpu: int, compute: int) -> Facts:
+    numbers = {"gpu_instance": gpu, "compute_instance": compute}
+    return Facts("instance", uuid, details={"mig_mode": True, **numbers})
+
 
 FIRST = "GPU-f425bb54-c4e9-c26e-8ead-eeb33db6c9aa"
 SECOND = "GPU-f4a0b1c2-aaaa-4bbb-8ccc-ddddeeeeffff"
 THIRD = "GPU-97b1c2d3-aaaa-4bbb-8ccc-ddddeeeeffff"
-PLAIN = (CardNames(FIRST), CardNames(SECOND), CardNames(THIRD))
+PLAIN = (card(FIRST), card(SECOND), card(THIRD))
 
 PARENT = "GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77"
-SPLIT = CardNames(
-    PARENT,
-    mig=True,
-    instances=(
-        InstanceNames("MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", 1, 0),
-        InstanceNames("MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb", 2, 0),
-    ),
-)
+ONE = instance("MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", 1, 0)
+TWO = instance("MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb", 2, 0)
+SPLIT, WHOLE = card(PARENT, ONE, TWO, mig=True), card(FIRST)
 
 
 def shown(value: str | None) -> list[int]:
-    return [each.card for each in select(PLAIN, value).positions]
+    uuids = [card.facts.uuid for card in PLAIN]
+    return [uuids.index(device.uuid) for device in select(PLAIN, value).devices]
 
 
 @pytest.mark.parametrize(
@@ -110,17 +118,17 @@ def test_a_good_value_has_no_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "places"),
+    ("value", "devices"),
     [
-        (None, (Position(0, 0),)),
-        ("0", (Position(0, 0),)),
-        ("1", (Position(1),)),
-        ("1,0", (Position(0, 0),)),
-        (PARENT, (Position(0, 0),)),
-        ("MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb", (Position(0, 1),)),
-        ("MIG-cba", (Position(0, 1),)),
-        ("MIG-c6d4f1ef,MIG-cba663e8", (Position(0, 0),)),
-        (f"MIG-{PARENT}/2/0", (Position(0, 1),)),
+        (None, (ONE,)),
+        ("0", (ONE,)),
+        ("1", (WHOLE.facts,)),
+        ("1,0", (ONE,)),
+        (PARENT, (ONE,)),
+        ("MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb", (TWO,)),
+        ("MIG-cba", (TWO,)),
+        ("MIG-c6d4f1ef,MIG-cba663e8", (ONE,)),
+        (f"MIG-{PARENT}/2/0", (TWO,)),
         (f"MIG-{PARENT}/7/0", ()),
         ("MIG-c", ()),
         ("GPU-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", ()),
@@ -128,24 +136,22 @@ def test_a_good_value_has_no_problem() -> None:
     ],
 )
 def test_a_process_sees_one_mig_instance_and_then_no_other_card(
-    value: str | None, places: tuple[Position, ...]
+    value: str | None, devices: tuple[Facts, ...]
 ) -> None:
-    assert select((SPLIT, CardNames(FIRST)), value).positions == places
+    assert select((SPLIT, WHOLE), value).devices == devices
 
 
 def test_mig_mode_without_an_instance_shows_nothing_of_that_card() -> None:
-    empty = CardNames(PARENT, mig=True)
-    assert select((empty, CardNames(FIRST)), None).positions == (Position(1),)
-    assert select((empty,), None).positions == ()
+    empty = card(PARENT, mig=True)
+    assert select((empty, WHOLE), None).devices == (WHOLE.facts,)
+    assert select((empty,), None).devices == ()
     assert select((empty,), "0").problem == "card 0 has MIG mode on and no instance"
     assert select((empty,), PARENT).problem == f'"{PARENT}" has no MIG instance'
 
 
 def test_cards_and_instances_without_a_uuid_are_named_by_number_alone() -> None:
-    nameless = (
-        CardNames(None),
-        CardNames(PARENT, mig=True, instances=(InstanceNames(None, 1, 0),)),
-    )
-    assert select(nameless, "0").positions == (Position(0),)
-    assert select(nameless, f"MIG-{PARENT}/1/0").positions == (Position(1, 0),)
-    assert select(nameless, "MIG-1").positions == ()
+    part = instance(None, 1, 0)
+    nameless = (card(None), card(PARENT, part, mig=True))
+    assert select(nameless, "0").devices == (nameless[0].facts,)
+    assert select(nameless, f"MIG-{PARENT}/1/0").devices == (part,)
+    assert select(nameless, "MIG-1").devices == ()

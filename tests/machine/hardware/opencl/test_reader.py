@@ -85,7 +85,7 @@ print(json.dumps([
 def test_devices_are_numbered_as_pyopencl_numbers_them() -> None:
     if pyopencl_folder() is None:
         pytest.skip("pyopencl is not installed")
-    scan = opencl.look(10.0)
+    scan = opencl.begin()(10.0)
     assert [device.index for device in scan.devices] == list(range(len(scan.devices)))
     assert json.loads(output_of("-c", LIST_DEVICES)) == [
         [
@@ -104,7 +104,7 @@ def test_devices_are_numbered_as_pyopencl_numbers_them() -> None:
 LOOK = """
 import sys
 from anydevice._machine.hardware.opencl import diagnosis, reader as opencl
-assert opencl.look(10.0).backend == "opencl"
+assert opencl.begin()(10.0).backend == "opencl"
 with open("/proc/self/maps") as maps:
     loaded = maps.read()
 assert "libOpenCL" not in loaded and "libpocl" not in loaded and "pyopencl/_cl" not in loaded

@@ -18,14 +18,8 @@ from anydevice._core.finding import BackendScan, Detail, Facts, MemoryKind, RawD
 from anydevice._core.record import Record
 from anydevice._core.text import format_size
 from anydevice._machine.hardware import linux
-from anydevice._machine.hardware.cpu.facts import (
-    SYSCTL_NAMES,
-    Processor,
-    online_processors,
-    read_linux,
-    read_macos,
-    read_windows,
-)
+from anydevice._machine.hardware.cpu import facts as cpu
+from anydevice._machine.hardware.cpu.facts import Processor
 from anydevice._machine.hardware.linux import as_cpu_set, as_number, read_table, read_text
 
 _ROOT = Path("/")
@@ -141,19 +135,20 @@ def _look(limit: float, root: Path, system: str, host: Host) -> BackendScan:
     machine = host.machine()
     kind: MemoryKind = "host"
     if system.startswith("linux"):
-        processor = read_linux(root, machine)
+        processor = cpu.read_linux(root, machine)
         share = _share_on_linux(root, processor)
     elif system == "darwin":
         from anydevice._machine.hardware.macos import read_system
 
-        values = read_system(host.run(["/usr/sbin/sysctl", *SYSCTL_NAMES], limit))
-        processor = read_macos(values, machine)
+        values = read_system(host.run(["/usr/sbin/sysctl", *cpu.SYSCTL_NAMES], limit))
+        processor = cpu.read_macos(values, machine)
         share = _share_elsewhere(host, processor, as_number(values.get("hw.memsize")))
         # By name, because a program translated by Rosetta believes that it runs on an Intel CPU.
         kind = "unified" if processor.name.startswith("Apple") else "host"
     else:
         physical, logical = host.core_counts()
-        processor = read_windows(host.registry_name(), host.has_feature, physical, logical, machine)
+        name = host.registry_name()
+        processor = cpu.read_windows(name, host.has_feature, physical, logical, machine)
         share = _share_elsewhere(host, processor, None)
     facts = Facts(
         name=processor.name,
@@ -229,7 +224,9 @@ def _allowed_processors(root: Path, cpuset: frozenset[int] | None) -> frozenset[
         if allowed is not None:
             break
     # The mask may name processors that are switched off.
-    sets = [processors for processors in (allowed, cpuset, online_processors(root)) if processors]
+    sets = [
+        processors for processors in (allowed, cpuset, cpu.online_processors(root)) if processors
+    ]
     return frozenset.intersection(*sets) if sets else frozenset()
 
 

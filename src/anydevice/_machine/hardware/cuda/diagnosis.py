@@ -6,6 +6,7 @@ Pure, so that recorded answers can test it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from anydevice._core.child.parent import Outcome
@@ -22,6 +23,8 @@ from anydevice._machine.hardware.cuda.facts import (
 )
 from anydevice._machine.hardware.cuda.visible import VISIBLE, select
 
+_stopped_scan = partial(BackendScan.stopped, "cuda")
+
 OLDEST_CAPABILITY = (5, 0)
 OLDEST_CUDA = "12.0"
 
@@ -31,7 +34,7 @@ _NO_DEVICE = 100
 _INVALID_DEVICE = 101
 """The driver's code for a CUDA_VISIBLE_DEVICES that names a card twice."""
 
-_UNNAMED = (*("crashed", "timed_out", "endless_output", "failed", "not_started", "driver_broken"),)
+_UNNAMED = ("crashed", "timed_out", "endless_output", "failed", "not_started", "driver_broken")
 """Codes of reasons in which the driver itself did not name the error."""
 
 
@@ -89,29 +92,25 @@ def _from_nvml(
     answers: Answers, cards: Sequence[CudaCard], devices: tuple[Facts, ...]
 ) -> BackendScan:
     notes = _lost_cards(answers.nvml)
-    selection = select([card.names for card in cards], answers.visible)
-    selected = tuple(cards[position.card].at(position) for position in selection.positions)
+    selected, hidden_because = select(cards, answers.visible)
     if devices:
         shown = in_order_of_driver(cards, devices)
         # Where the driver reads the variable in another way, our reason is not its own.
-        problem = selection.problem if len(shown) == len(selected) else None
+        problem = hidden_because if len(shown) == len(selected) else None
         notes = (*notes, *_partly_hidden(answers, shown, cards, problem))
         return _scan(answers, shown, notes=notes)
     if not selected and _sees_none(answers.driver):
         if answers.visible is not None:
-            return _hidden_scan(answers, _showable(cards), selection.problem, notes)
-        reason = Reason(
-            "no_mig_instance",
-            "MIG mode is on, and no MIG instance has been made",
-            "make an instance, or switch MIG mode off: sudo nvidia-smi -mig 0",
-        )
-        return BackendScan("cuda", present=True, stage="device", reason=reason, notes=notes)
+            return _hidden_scan(answers, _showable(cards), hidden_because, notes)
+        text = "MIG mode is on, and no MIG instance has been made"
+        fix = "make an instance, or switch MIG mode off: sudo nvidia-smi -mig 0"
+        return _stopped_scan("no_mig_instance", text, fix, stage="device", notes=notes)
     around = answers.around
     add_compute = _PASS_COMPUTE if around.container else _install_driver(around)
     reason = driver_reason(answers.driver, around) or Reason(
         "driver_missing", "NVML answers but there is no CUDA driver library", add_compute
     )
-    notes = (*notes, *_partly_hidden(answers, selected, cards, selection.problem))
+    notes = (*notes, *_partly_hidden(answers, selected, cards, hidden_because))
     return _scan(answers, selected, notes=notes, reason=reason)
 
 
@@ -177,8 +176,7 @@ def _hidden_scan(
         f'{VISIBLE}="{answers.visible}" hides every device{because}; it takes {numbers}, or {valid}'
     )
     fix = f"set {VISIBLE}=" if answers.around.system == "win32" else f"unset {VISIBLE}"
-    reason = Reason("hidden", text, fix)
-    return BackendScan("cuda", present=True, stage="device", reason=reason, notes=notes)
+    return _stopped_scan("hidden", text, fix, stage="device", notes=notes)
 
 
 def _partly_hidden(
@@ -191,7 +189,7 @@ def _partly_hidden(
         because = f" ({problem})" if problem else ""
         name = f'{VISIBLE}="{answers.visible}"'
         return (f"{name} shows {len(shown)} of {every} devices{because}",)
-    if any(card.names.mig for card in cards):
+    if any(card.facts.details.get("mig_mode") for card in cards):
         return (f"a process sees one MIG instance and no other card: {len(shown)} of {every}",)
     return (f"CUDA shows {len(shown)} of the {every} cards that NVML knows",)
 
@@ -205,7 +203,7 @@ def _failed_scan(around: Surroundings, reasons: Sequence[Reason]) -> BackendScan
     no_card = around.system == "linux" and not (around.cards or around.nodes or around.tegra)
     if no_card and not around.wsl and len(named) == len(reasons):
         text, fix = f"{text}; no NVIDIA card is on the PCI bus", None
-    return BackendScan("cuda", True, stage="driver", reason=Reason(decisive.code, text, fix))
+    return _stopped_scan(decisive.code, text, fix)
 
 
 def _not_installed(around: Surroundings) -> BackendScan:
@@ -234,7 +232,7 @@ def _not_installed(around: Surroundings) -> BackendScan:
     else:
         present, code, fix = False, "no_hardware", None
         text = "no NVIDIA card on the PCI bus and no driver library"
-    return BackendScan("cuda", present=present, stage="driver", reason=Reason(code, text, fix))
+    return _stopped_scan(code, text, fix, present=present)
 
 
 def _has_answer(outcome: Outcome | None) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 from anydevice._core.finding import Detail, Facts
 from anydevice._core.record import Record, replace
 from anydevice._machine.hardware import linux
-from anydevice._machine.hardware.cuda.visible import CardNames, InstanceNames, Position
 from anydevice._machine.hardware.linux import normal_address, read_table, read_text
 
 _WSL_LIBRARIES = "/usr/lib/wsl/lib"
@@ -108,15 +107,15 @@ _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "excl
 
 
 class CudaCard(Record):
-    """One card as NVML shows it: its facts, its names, and the facts of its MIG instances."""
+    """One card as NVML shows it: its facts, and those of its MIG instances."""
 
     facts: Facts
-    names: CardNames
     instances: tuple[Facts, ...] = ()
 
-    def at(self, position: Position) -> Facts:
-        """Return the facts of the card itself, or of the instance at that position."""
-        return self.facts if position.instance is None else self.instances[position.instance]
+    @property
+    def shown(self) -> tuple[Facts, ...]:
+        """The devices that CUDA can show: with MIG mode on the instances, and never the card."""
+        return self.instances if self.facts.details.get("mig_mode") else (self.facts,)
 
 
 def cards_of_nvml(answer: Mapping[str, Any]) -> tuple[CudaCard, ...]:
@@ -176,10 +175,7 @@ def _card(row: Mapping[str, Any], answer: Mapping[str, Any]) -> CudaCard:
         ),
         **_memory(row),
     )
-    parts = row["instances"]
-    names = [InstanceNames(p["uuid"], p["gpu_instance"], p["compute_instance"]) for p in parts]
-    instances = tuple(_instance(part, facts, details) for part in parts)
-    return CudaCard(facts, CardNames(row["uuid"], bool(row["mig"]), tuple(names)), instances)
+    return CudaCard(facts, tuple(_instance(part, facts, details) for part in row["instances"]))
 
 
 def _instance(part: Mapping[str, Any], card: Facts, details: dict[str, Detail]) -> Facts:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anydevice._core.child.parent import Outcome, Question, start
-from anydevice._core.finding import BackendScan, Facts, Reason
+from anydevice._core.finding import BackendScan, Facts
 from anydevice._machine.hardware.cuda.facts import (
     Surroundings,
     available_memory,
@@ -34,11 +34,6 @@ _WORTH_ASKING = 0.1
 _ONE_MOMENT = 0.25
 
 
-def look(limit: float) -> BackendScan:
-    """Return the CUDA backend of this machine, in at most about `limit` seconds. Never raises."""
-    return begin()(limit)
-
-
 def begin() -> Callable[[float], BackendScan]:
     """Ask the questions, and return a function that waits for the answers within a limit.
 
@@ -46,27 +41,19 @@ def begin() -> Callable[[float], BackendScan]:
     NVML's child says first whether there is a driver at all.
     """
     if sys.platform == "darwin":
-        reason = Reason("wrong_system", "CUDA needs Linux or Windows")
-        absent = BackendScan("cuda", present=False, stage="driver", reason=reason)
-        return lambda limit: absent
+        text = "CUDA needs Linux or Windows"
+        return lambda limit: BackendScan.stopped("cuda", "wrong_system", text, present=False)
     environment = dict(os.environ)
-    try:
-        around = read_surroundings(environment)
-        nvml = start("nvml", question_to_nvml(around, environment))
-        traces = around.cards or around.nodes or around.wsl or around.tegra
-        driver = _ask_driver(around) if traces else None
-    except Exception as error:
-        failed = _failed_scan(error)
-        return lambda limit: failed
+    around = read_surroundings(environment)
+    nvml = start("nvml", question_to_nvml(around, environment))
+    traces = around.cards or around.nodes or around.wsl or around.tegra
+    driver = _ask_driver(around) if traces else None
 
     def finish(limit: float) -> BackendScan:
         # Loaded while the children are at work.
         from anydevice._machine.hardware.cuda.diagnosis import interpret
 
-        try:
-            return interpret(gather(limit, around, environment, nvml, driver))
-        except Exception as error:
-            return _failed_scan(error)
+        return interpret(gather(limit, around, environment, nvml, driver))
 
     return finish
 
@@ -168,9 +155,3 @@ def _lacks_free_memory(nvml: Outcome, driver: Outcome) -> bool:
     if nvml_knows or driver.how != "answered" or driver.answer["library"] is None:
         return False
     return any(row["error"] is None and not row["integrated"] for row in driver.answer["devices"])
-
-
-def _failed_scan(error: Exception) -> BackendScan:
-    # Whatever an odd machine makes of our reading, the other backends must still be found.
-    text = f"reading the NVIDIA driver failed: {type(error).__name__}: {error}"
-    return BackendScan("cuda", present=True, stage="driver", reason=Reason("reading_failed", text))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from anydevice._core.record import Record
+from anydevice._core.finding import Facts
+from anydevice._machine.hardware.cuda.facts import CudaCard
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -17,70 +19,44 @@ _LEADING_NUMBER = re.compile(r"\s*([+-]?\d+)", re.ASCII)
 _OLD_MIG_NAME = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
 
 
-class InstanceNames(Record):
-    """A MIG instance by its names: the UUID, and the numbers that old drivers go by."""
-
-    uuid: str | None
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
-
-
-class CardNames(Record):
-    """A card by its names; with MIG mode on, CUDA shows its instances and never the card."""
-
-    uuid: str | None
-    mig: bool = False
-    instances: tuple[InstanceNames, ...] = ()
-
-
-class Position(Record):
-    """A position in the list of cards, and in a card's instances where MIG mode is on."""
-
-    card: int
-    instance: int | None = None
-
-
-class Selection(Record):
+class Selection(NamedTuple):
     """The visible devices in CUDA's order; `problem` says why an entry was refused."""
 
-    positions: tuple[Position, ...]
+    devices: tuple[Facts, ...]
     problem: str | None = None
 
 
-def select(cards: Sequence[CardNames], value: str | None) -> Selection:
-    """Return the visible ones of `cards`, in CUDA's order; `value` is the variable's, if set.
+def select(cards: Sequence[CudaCard], value: str | None) -> Selection:
+    """Return the visible devices of `cards`, in CUDA's order; `value` is the variable's, if set.
 
     The first entry that names nothing ends the list, and what stands before it stays. A card that
     is named twice leaves none. Where a MIG instance is visible, it is the only device.
 
-    >>> cards = [CardNames("GPU-f425bb54"), CardNames("GPU-a0b1c2d3")]
-    >>> select(cards, "1,0").positions
-    (Position(card=1, instance=None), Position(card=0, instance=None))
+    >>> cards = [CudaCard(Facts("H200", "GPU-f425bb54")), CudaCard(Facts("L4", "GPU-a0b1c2d3"))]
+    >>> [device.name for device in select(cards, "1,0").devices]
+    ['L4', 'H200']
     >>> select(cards, "GPU-f4,7").problem
     '"7" is not a UUID like the first entry'
     """
     if value is None:
-        every = [_first_instance(index, card) for index, card in enumerate(cards)]
-        return Selection(
-            _one_instance_at_most([position for position in every if position is not None])
-        )
+        return Selection(_one_instance_at_most([card.shown[0] for card in cards if card.shown]))
     by_uuid = _is_uuid(value)
-    positions: list[Position] = []
+    devices: list[Facts] = []
     for entry in value.split(","):
         match = _by_uuid(entry, cards) if by_uuid else _by_index(entry, cards)
         if isinstance(match, str):
-            return Selection(_one_instance_at_most(positions), match)
-        if match in positions:
+            return Selection(_one_instance_at_most(devices), match)
+        if any(match is device for device in devices):
             return Selection((), f'"{entry.strip()}" names a card that is named before')
-        positions.append(match)
-    return Selection(_one_instance_at_most(positions))
+        devices.append(match)
+    return Selection(_one_instance_at_most(devices))
 
 
 def _is_uuid(entry: str) -> bool:
     return entry.startswith(("GPU-", "MIG-"))
 
 
-def _by_index(entry: str, cards: Sequence[CardNames]) -> Position | str:
+def _by_index(entry: str, cards: Sequence[CudaCard]) -> Facts | str:
     # CUDA reads the leading number and passes over what follows it.
     match = _LEADING_NUMBER.match(entry)
     if match is None:
@@ -92,24 +68,30 @@ def _by_index(entry: str, cards: Sequence[CardNames]) -> Position | str:
         return f'"{entry.strip()}" ends the list'
     if index >= len(cards):
         return f'"{entry.strip()}" is past the last card, {len(cards) - 1}'
-    return _first_instance(index, cards[index]) or f"card {index} has MIG mode on and no instance"
+    shown = cards[index].shown
+    return shown[0] if shown else f"card {index} has MIG mode on and no instance"
 
 
-def _by_uuid(entry: str, cards: Sequence[CardNames]) -> Position | str:
+def _by_uuid(entry: str, cards: Sequence[CudaCard]) -> Facts | str:
     if not _is_uuid(entry):
         return f'"{entry}" is not a UUID like the first entry'
     old = _OLD_MIG_NAME.fullmatch(entry)
     if old is not None:
         return _by_old_name(entry, old, cards)
-    matching = [position for position, uuid in _names(cards) if _fits(entry, uuid)]
+    matching = [
+        (card, facts)
+        for card in cards
+        for facts in (card.facts, *card.instances)
+        if facts.uuid is not None and _fits(entry, facts.uuid)
+    ]
     if not matching:
         return f'no card has the UUID "{entry}"'
     if len(matching) > 1:
         return f'"{entry}" fits {len(matching)} cards'
-    position = matching[0]
-    if position.instance is not None:
-        return position
-    return _first_instance(position.card, cards[position.card]) or f'"{entry}" has no MIG instance'
+    [(card, facts)] = matching
+    if facts is not card.facts:
+        return facts
+    return card.shown[0] if card.shown else f'"{entry}" has no MIG instance'
 
 
 def _fits(entry: str, uuid: str) -> bool:
@@ -121,36 +103,17 @@ def _fits(entry: str, uuid: str) -> bool:
     return bool(wanted) and (digits.startswith(wanted) or wanted.startswith(digits))
 
 
-def _by_old_name(entry: str, old: re.Match[str], cards: Sequence[CardNames]) -> Position | str:
+def _by_old_name(entry: str, old: re.Match[str], cards: Sequence[CudaCard]) -> Facts | str:
     numbers = (int(old[2]), int(old[3]))
-    for index, card in enumerate(cards):
-        if card.uuid is None or card.uuid.lower() != old[1].lower():
-            continue
-        for number, instance in enumerate(card.instances):
-            if (instance.gpu_instance, instance.compute_instance) == numbers:
-                return Position(index, number)
+    for card in cards:
+        if (card.facts.uuid or "").lower() == old[1].lower():
+            for instance in card.instances:
+                details = instance.details
+                if (details.get("gpu_instance"), details.get("compute_instance")) == numbers:
+                    return instance
     return f'no MIG instance is "{entry}"'
 
 
-def _names(cards: Sequence[CardNames]) -> list[tuple[Position, str]]:
-    names = []
-    for index, card in enumerate(cards):
-        if card.uuid is not None:
-            names.append((Position(index), card.uuid))
-        for number, instance in enumerate(card.instances):
-            if instance.uuid is not None:
-                names.append((Position(index, number), instance.uuid))
-    return names
-
-
-def _first_instance(index: int, card: CardNames) -> Position | None:
-    if not card.mig:
-        return Position(index)
-    return Position(index, 0) if card.instances else None
-
-
-def _one_instance_at_most(positions: list[Position]) -> tuple[Position, ...]:
-    for position in positions:
-        if position.instance is not None:
-            return (position,)
-    return tuple(positions)
+def _one_instance_at_most(devices: list[Facts]) -> tuple[Facts, ...]:
+    instance = next((device for device in devices if device.details.get("mig_mode")), None)
+    return tuple(devices) if instance is None else (instance,)

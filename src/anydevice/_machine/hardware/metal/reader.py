@@ -7,18 +7,13 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 
-from anydevice._core.finding import (
-    BackendScan,
-    Detail,
-    Facts,
-    RawDevice,
-    Reason,
-    Stage,
-    compare_versions,
-)
+from anydevice._core.finding import BackendScan, Detail, Facts, RawDevice, Reason, compare_versions
 from anydevice._machine.hardware import macos
 from anydevice._machine.hardware.linux import as_number
+
+_stopped_scan = partial(BackendScan.stopped, "metal")
 
 OLDEST_FOR_TORCH = "12.3"
 OLDEST_FOR_MLX = "13.5"
@@ -50,7 +45,7 @@ def look(
     if it failed; `platform` and `machine` are the names of the system and of its processor.
     """
     if platform != "darwin":
-        return _stopped_scan(Reason("wrong_system", "Metal is only on macOS"), present=False)
+        return _stopped_scan("wrong_system", "Metal is only on macOS", present=False)
     ask = run if run is not None else macos.running_until(time.monotonic() + limit)
     system = macos.read_system(ask(macos.SYSTEM))
     processor = machine if machine is not None else os.uname().machine
@@ -140,11 +135,9 @@ def _intel(system: Mapping[str, str], ask: macos.Run) -> BackendScan:
     listed = macos.read_graphics(ask(macos.DISPLAYS))
     if listed is None:
         text = "system_profiler did not tell which graphics hardware this Mac has"
-        return _stopped_scan(Reason("not_readable", text, "system_profiler SPDisplaysDataType"))
+        return _stopped_scan("not_readable", text, "system_profiler SPDisplaysDataType")
     if not listed:
-        return _stopped_scan(
-            Reason("no_hardware", "this Mac has no GPU"), present=False, stage="device"
-        )
+        return _stopped_scan("no_hardware", "this Mac has no GPU", present=False, stage="device")
     # Metal takes the card before the integrated GPU, so the cards are numbered first.
     ordered = sorted(listed, key=lambda graphics: not graphics.discrete)
     devices = tuple(_of_intel(index, graphics, system) for index, graphics in enumerate(ordered))
@@ -167,7 +160,3 @@ def _of_intel(index: int, graphics: macos.Graphics, system: Mapping[str, str]) -
     if not graphics.discrete:
         return RawDevice(index, "gpu", facts, _INTEGRATED)
     return RawDevice(index, "gpu", facts, _why_not(system))
-
-
-def _stopped_scan(reason: Reason, *, present: bool = True, stage: Stage = "driver") -> BackendScan:
-    return BackendScan("metal", present=present, stage=stage, reason=reason)

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from anydevice._machine.hardware.opencl.facts import (
 
 OLDEST = "1.2"
 
+_stopped_scan = partial(BackendScan.stopped, "opencl")
+
 POCL = "Portable Computing Language"
 
 _CRASH_WITH_FLOAT64 = {(POCL, "3.0-rc2")}
@@ -48,10 +51,6 @@ Answer = Mapping[str, Any]
 """The answer of `driver_process/opencl.py`."""
 
 
-def _stopped_scan(reason: Reason, *, present: bool = True) -> BackendScan:
-    return BackendScan("opencl", present=present, stage="driver", reason=reason)
-
-
 def read_outcome(outcome: Outcome, loader: Loader, machine: OpenCLMachine) -> BackendScan:
     """Return the scan for a child that came back, with an answer or without one."""
     if outcome.how == "answered":
@@ -59,10 +58,10 @@ def read_outcome(outcome: Outcome, loader: Loader, machine: OpenCLMachine) -> Ba
     if outcome.how == "not_started":
         text = f"OpenCL could not be asked, because no child process started: {outcome.error}"
         present = bool(registered_drivers(loader, machine))
-        return _stopped_scan(Reason("not_started", text), present=present)
+        return _stopped_scan("not_started", text, present=present)
     text = f"the OpenCL loader {loader.path} does not work: {outcome.sentence}"
     code = "driver_broken" if outcome.how == "failed" else outcome.how
-    return _stopped_scan(Reason(code, text, repair(loader, machine)))
+    return _stopped_scan(code, text, repair(loader, machine))
 
 
 def read_breakdown(
@@ -97,7 +96,7 @@ def read_breakdown(
         [platform for answer in good for platform in answer["platforms"]], machine
     )
     unusable = f"listing the OpenCL devices {does}, because of {names}"
-    scan = _stopped_scan(Reason(together.how, text, fix))
+    scan = _stopped_scan(together.how, text, fix)
     return replace(scan, devices=_mark_unusable(devices, Reason(together.how, unusable, fix)))
 
 
@@ -125,7 +124,7 @@ def read_answer(answer: Answer, loader: Loader, machine: OpenCLMachine) -> Backe
     platforms = answer["platforms"]
     if answer["error"]:
         text = f"the OpenCL loader {loader.path}: {_describe_refusal('clGetPlatformIDs', answer)}"
-        return _stopped_scan(Reason("driver_failed", text, repair(loader, machine)))
+        return _stopped_scan("driver_failed", text, repair(loader, machine))
     if not platforms:
         return _no_platform(loader, machine)
     devices = read_devices(platforms, machine)
@@ -138,8 +137,7 @@ def read_answer(answer: Answer, loader: Loader, machine: OpenCLMachine) -> Backe
         names = [platform["name"] for platform in platforms]
         text = "; ".join((f"OpenCL shows no device on {', '.join(names)}", *notes))
         fix = enable_rusticl(machine) if "rusticl" in names else None
-        reason = Reason("no_device", text, fix)
-        return BackendScan("opencl", present=True, stage="device", reason=reason)
+        return _stopped_scan("no_device", text, fix, stage="device")
     releases = [(str(d.facts.details["platform"]), d.facts.driver_version or "") for d in devices]
     defects = (float64_defect(*release) for release in dict.fromkeys(releases))
     notes += tuple(defect.with_fix for defect in defects if defect)
@@ -177,7 +175,7 @@ def without_loader(machine: OpenCLMachine) -> BackendScan:
         if drivers
         else "no OpenCL loader and no driver is installed"
     )
-    return _stopped_scan(Reason("loader_missing", text, GIVE_A_LOADER), present=bool(drivers))
+    return _stopped_scan("loader_missing", text, GIVE_A_LOADER, present=bool(drivers))
 
 
 def read_devices(platforms: Sequence[Answer], machine: OpenCLMachine) -> tuple[RawDevice, ...]:
@@ -275,7 +273,7 @@ def _no_platform(loader: Loader, machine: OpenCLMachine) -> BackendScan:
         looked = " and ".join(str(folder) for folder in folders)
         text = f"no OpenCL driver is registered: no .icd file in {looked}"
     present = bool(drivers) or card is not None
-    return _stopped_scan(Reason("driver_missing", text, fix), present=present)
+    return _stopped_scan("driver_missing", text, fix, present=present)
 
 
 INTEL = 0x8086

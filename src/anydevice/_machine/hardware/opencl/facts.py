@@ -18,10 +18,10 @@ import re
 import sys
 from collections.abc import Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
-from importlib.util import find_spec
 from pathlib import Path
 
 from anydevice._core.record import NOTHING, Record
+from anydevice._machine.engines.installed import package_folder
 from anydevice._machine.hardware import linux
 
 FRAMEWORK = "/System/Library/Frameworks/OpenCL.framework"
@@ -111,14 +111,8 @@ def find_loaders(machine: OpenCLMachine, home: Path | None) -> tuple[Loader, ...
 
 def pyopencl_folder() -> Path | None:
     """Return the folder of the installed pyopencl, without importing it, or `None`."""
-    try:
-        spec = find_spec("pyopencl")
-    except (ImportError, ValueError, AttributeError):
-        # Somebody's stand-in in `sys.modules`, or a finder that is broken: nothing to go by.
-        return None
-    if spec is None or spec.origin is None:
-        return None
-    return Path(os.path.abspath(spec.origin)).parent
+    folder = package_folder("pyopencl")
+    return folder and Path(os.path.abspath(folder))
 
 
 def _system_loader(machine: OpenCLMachine) -> Loader | None:

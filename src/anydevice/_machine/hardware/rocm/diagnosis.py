@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from anydevice._core.child.parent import ask
@@ -15,10 +15,8 @@ from anydevice._core.finding import (
     Facts,
     RawDevice,
     Reason,
-    Stage,
     compare_versions,
 )
-from anydevice._core.locks import started
 from anydevice._core.record import Record, replace
 from anydevice._machine.hardware import linux
 from anydevice._machine.hardware.rocm import facts
@@ -26,6 +24,8 @@ from anydevice._machine.hardware.rocm.facts import Gpu, Topology
 from anydevice._machine.hardware.rocm.visible import visible
 
 OLDEST_ROCM = "5.0"
+
+_stopped_scan = partial(BackendScan.stopped, "rocm")
 
 _SHARE_OF_CHILD = 0.6  # of the time that is left, so that a child that hangs stays a note
 _PASS_DEVICES = (
@@ -56,30 +56,8 @@ class AmdMachine(Record):
     cards: tuple[str, ...]
 
 
-def look_within(limit: float, machine: AmdMachine) -> BackendScan:
-    """Return the scan, within `limit` seconds. Never raises."""
-    # A wedged driver can hold a read of its files for ever; the thread that waits is left behind.
-    answers: list[BackendScan] = []
-
-    def work() -> None:
-        try:
-            answers.append(_look(machine, time.monotonic() + limit))
-        except Exception as error:
-            text = f"reading the driver's files failed: {type(error).__name__}: {error}"
-            answers.append(_stopped_scan("reading_failed", text))
-
-    worker = threading.Thread(target=work, name="anydevice-rocm", daemon=True)
-    if started(worker):
-        worker.join(limit)
-    else:
-        work()
-    if answers:
-        return answers[0]
-    text = f"timed out: the driver's files could not be read within {limit:g} s"
-    return _stopped_scan("timed_out", text, "sudo dmesg | grep -i amdgpu")
-
-
-def _look(machine: AmdMachine, deadline: float) -> BackendScan:
+def scan_files(machine: AmdMachine, deadline: float) -> BackendScan:
+    """Return the scan; amdsmi is asked for missing facts if there is time until `deadline`."""
     root, environment = machine.root, machine.environment
     if not os.path.exists(root / "dev/kfd"):
         return _no_compute_driver(machine)
@@ -208,13 +186,6 @@ def _ask_amdsmi(
     if outcome.how != "answered":
         return {}, [f"amdsmi did not tell more of the GPUs: {outcome.sentence}"]
     return outcome.answer, []
-
-
-def _stopped_scan(
-    code: str, text: str, fix: str | None = None, *, present: bool = True, stage: Stage = "driver"
-) -> BackendScan:
-    """Return the scan of a backend that stopped as a whole."""
-    return BackendScan("rocm", present=present, stage=stage, reason=Reason(code, text, fix))
 
 
 def _no_compute_driver(machine: AmdMachine) -> BackendScan:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from anydevice._core.finding import BackendScan, Facts, Reason
+from anydevice._core.finding import BackendScan, Facts
 from anydevice._machine.hardware import linux
 
 _ROOT = Path("/")
@@ -29,15 +30,18 @@ def look(
     """
     if not platform.startswith("linux"):
         system = {"win32": "Windows", "darwin": "macOS"}.get(platform, platform)
-        return _absent(Reason("wrong_system", f"ROCm needs Linux; this is {system}"))
+        text = f"ROCm needs Linux; this is {system}"
+        return BackendScan.stopped("rocm", "wrong_system", text, present=False)
     cards = linux.cards(linux.AMD, root)
     if not cards and not any(os.path.exists(root / trace) for trace in _TRACES):
-        return _absent(Reason("no_hardware", "no AMD GPU on the PCI bus"))
+        text = "no AMD GPU on the PCI bus"
+        return BackendScan.stopped("rocm", "no_hardware", text, present=False)
     # Most machines have none, and need not wait for the rest to load.
-    from anydevice._machine.hardware.rocm.diagnosis import AmdMachine, look_within
+    from anydevice._machine.hardware.rocm.diagnosis import AmdMachine, scan_files
 
     environment = os.environ if environment is None else environment
-    return look_within(limit, AmdMachine(root, environment, accessible, cards))
+    machine = AmdMachine(root, environment, accessible, cards)
+    return scan_files(machine, time.monotonic() + limit)
 
 
 def free_memory(index: int, facts: Facts, *, root: Path = _ROOT) -> int | None:
@@ -50,7 +54,3 @@ def free_memory(index: int, facts: Facts, *, root: Path = _ROOT) -> int | None:
     if facts.memory_kind == "unified":
         return free_of_shared(facts.usable_memory, facts.details.get("pool"), now)
     return free_of_card(facts.total_memory, now)
-
-
-def _absent(reason: Reason) -> BackendScan:
-    return BackendScan("rocm", present=False, stage="driver", reason=reason)

@@ -11,21 +11,18 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 
-from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason, Stage
+from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
 from anydevice._core.record import Record
-from anydevice._machine.hardware.linux import (
-    DEVICES,
-    may_open,
-    names_in,
-    read_line,
-    read_text,
-)
+from anydevice._machine.hardware.linux import DEVICES, may_open, names_in, read_line, read_text
 
 _GOOGLE = "0x1ae0"
 _MEMORY_SOURCE = "by generation"
+
+_stopped_scan = partial(BackendScan.stopped, "tpu")
 
 
 class _Generation(Record):
@@ -84,12 +81,10 @@ def look(
     """
     del limit
     if not system.startswith("linux"):
-        return _stopped_scan(Reason("wrong_system", "TPUs are only on Linux"), present=False)
+        return _stopped_scan("wrong_system", "TPUs are only on Linux", present=False)
     chips = _chips_on_pci(root) or _chips_by_type(root, environment)
     if not chips:
-        return _stopped_scan(
-            Reason("no_hardware", "no TPU on the PCI bus nor in /dev"), present=False
-        )
+        return _stopped_scan("no_hardware", "no TPU on the PCI bus nor in /dev", present=False)
     notes = _holders(root)
     with_node = [chip for chip in chips if chip.node is not None]
     if not with_node:
@@ -98,19 +93,13 @@ def look(
             "in a container: pass the device files on (docker run --privileged); "
             "otherwise start the machine from an image with the TPU driver"
         )
-        return _stopped_scan(Reason("not_in_container", text, fix), notes=notes)
+        return _stopped_scan("not_in_container", text, fix, notes=notes)
     if len(with_node) < len(chips):
         notes += (f"{len(with_node)} of {_count(len(chips))} have a device file here",)
     visible, wrong = _visible(with_node, environment)
     if wrong is not None:
-        return _stopped_scan(wrong, stage="device", notes=notes)
+        return BackendScan("tpu", True, stage="device", reason=wrong, notes=notes)
     return _scan(visible, root, accessible or may_open, notes)
-
-
-def _stopped_scan(
-    reason: Reason, *, present: bool = True, stage: Stage = "driver", notes: tuple[str, ...] = ()
-) -> BackendScan:
-    return BackendScan("tpu", present=present, stage=stage, reason=reason, notes=notes)
 
 
 def _scan(
