@@ -31,6 +31,7 @@ from anydevice._engines.opencl.kernels.programs import (
     scalar,
     scalar_bits,
 )
+from anydevice._engines.primitives import BasePrimitives
 
 
 def computed(operation: str, *operands: Any) -> Any:
@@ -65,7 +66,9 @@ def same_dtype(operation: str, *arrays: Array) -> DType:
     return dtype_of(arrays[0])
 
 
-class OpenclPrimitives:
+class OpenclPrimitives(
+    BasePrimitives[Array], one=partial(partial, computed), two=partial(partial, computed)
+):
     """Computes on the device of its operands, and returns before the device has done so."""
 
     def full(self, shape: Shape, value: float, dtype: DType, like: Array) -> Array:
@@ -79,9 +82,6 @@ class OpenclPrimitives:
 
     def asarray(self, values: Any, like: Array) -> Array:
         return buffers.from_host(plain_host(np.asarray(values)), like.context)
-
-    def dtype(self, x: Array) -> DType:
-        return dtype_of(x)
 
     def astype(self, x: Array, dtype: DType) -> Array:
         own = dtype_of(x)
@@ -120,35 +120,6 @@ class OpenclPrimitives:
         return indexing.concat(arrays, axis)
 
     slice_axis = staticmethod(indexing.slice_axis)
-
-    abs = staticmethod(partial(computed, "abs"))
-    negative = staticmethod(partial(computed, "negative"))
-    sign = staticmethod(partial(computed, "sign"))
-    floor = staticmethod(partial(computed, "floor"))
-    exp = staticmethod(partial(computed, "exp"))
-    log = staticmethod(partial(computed, "log"))
-    sqrt = staticmethod(partial(computed, "sqrt"))
-    rsqrt = staticmethod(partial(computed, "rsqrt"))
-    sin = staticmethod(partial(computed, "sin"))
-    cos = staticmethod(partial(computed, "cos"))
-    tanh = staticmethod(partial(computed, "tanh"))
-    sigmoid = staticmethod(partial(computed, "sigmoid"))
-    erf = staticmethod(partial(computed, "erf"))
-    isnan = staticmethod(partial(computed, "isnan"))
-    logical_not = staticmethod(partial(computed, "logical_not"))
-
-    add = staticmethod(partial(computed, "add"))
-    subtract = staticmethod(partial(computed, "subtract"))
-    multiply = staticmethod(partial(computed, "multiply"))
-    divide = staticmethod(partial(computed, "divide"))
-    pow = staticmethod(partial(computed, "pow"))
-    maximum = staticmethod(partial(computed, "maximum"))
-    minimum = staticmethod(partial(computed, "minimum"))
-    equal = staticmethod(partial(computed, "equal"))
-    less = staticmethod(partial(computed, "less"))
-    less_equal = staticmethod(partial(computed, "less_equal"))
-    logical_and = staticmethod(partial(computed, "logical_and"))
-    logical_or = staticmethod(partial(computed, "logical_or"))
 
     def where(self, condition: Array, a: Array, b: Array) -> Array:
         """Select elements of `a` or `b`; they are copied as bits, in any dtype."""
