@@ -17,8 +17,7 @@ import numpy as np
 
 from anydevice._core.dtypes import DType
 from anydevice._core.primitives import PrimitivesOf, Shape
-from anydevice._engines.host import known_dtype, lacking
-from anydevice._engines.mlx.arrays import NATIVE
+from anydevice._engines.mlx.arrays import from_host, native_dtype
 from anydevice._engines.primitives import Axes, BasePrimitives, functions_of
 
 _FLOATING = frozenset({mx.float16, mx.bfloat16, mx.float32, mx.float64})
@@ -74,20 +73,16 @@ class MlxPrimitives(BasePrimitives[mx.array], one=functions_of(mx), two=function
 
     def full(self, shape: Shape, value: float, dtype: DType, like: mx.array) -> mx.array:
         # MLX does not make `bool` of a number.
-        return mx.full(shape, value, dtype=_native(dtype)).astype(_native(dtype))
+        return mx.full(shape, value, dtype=native_dtype(dtype)).astype(native_dtype(dtype))
 
     def arange(self, stop: int, dtype: DType, like: mx.array) -> mx.array:
-        return mx.arange(stop, dtype=_native(dtype))
+        return mx.arange(stop, dtype=native_dtype(dtype))
 
     def asarray(self, values: Any, like: mx.array) -> mx.array:
-        row = known_dtype(values.dtype)
-        if row.module == "numpy":
-            return mx.array(values, dtype=_native(row))
-        # MLX reads no dtype that NumPy itself does not have.
-        return mx.array(values.view(f"uint{row.bits}")).view(_native(row))
+        return from_host(values)
 
     def astype(self, x: mx.array, dtype: DType) -> mx.array:
-        target = _native(dtype)
+        target = native_dtype(dtype)
         return x if x.dtype == target else x.astype(target)
 
     def concat(self, arrays: Sequence[mx.array], axis: int) -> mx.array:
@@ -232,13 +227,6 @@ def _slope_of_sin(x: mx.array, change: Any, _: Any) -> mx.array:
 @_cos_in_full.vjp
 def _slope_of_cos(x: mx.array, change: Any, _: Any) -> mx.array:
     return -change * _sin_in_full(x)
-
-
-def _native(dtype: DType) -> Any:
-    try:
-        return NATIVE[dtype]
-    except KeyError:
-        raise lacking("MLX", dtype) from None
 
 
 def _of_nothing(
