@@ -221,7 +221,9 @@ class BaseMemory:
         return type(error) is MemoryError
 
     def asked(self, error: BaseException) -> int | None:
-        return amount_asked(str(error))
+        """Return the bytes that an error of ours has as `asked`, or a library's message names."""
+        size: int | None = getattr(error, "asked", None)
+        return amount_asked(str(error)) if size is None else size
 
 
 def amount_asked(message: str) -> int | None:

@@ -186,10 +186,12 @@ def sortable(x: Tensor) -> Tensor:
 
 def is_eager(*tensors: Tensor) -> bool:
     """Whether these tensors are neither traced nor wrapped, so that they have addresses."""
-    return not torch.compiler.is_compiling() and all(
-        type(x) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-        for x in tensors
-    )
+    return not torch.compiler.is_compiling() and all(map(is_plain, tensors))
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether a tensor has memory of its own: no subclass, no transformation under way."""
+    return type(x) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def is_eager_on_cpu(*tensors: Tensor) -> bool:
