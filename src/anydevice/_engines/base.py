@@ -221,7 +221,9 @@ class BaseMemory:
         return type(error) is MemoryError
 
     def asked(self, error: BaseException) -> int | None:
-        return amount_asked(str(error))
+        """Return the bytes that an error of ours has as `asked`, or a library's message names."""
+        size: int | None = getattr(error, "asked", None)
+        return amount_asked(str(error)) if size is None else size
 
 
 def amount_asked(message: str) -> int | None:
@@ -271,6 +273,44 @@ def visible_keys(
     for condition in conditions:
         visible = condition if visible is None else visible & condition
     return visible
+
+
+class ExpertBlocks(Record):
+    """Choices of experts, sorted by expert and cut into blocks of `rows` for one expert each."""
+
+    rows: int
+    expert: Any
+    """The expert of each block."""
+    token: Any
+    """The token of each row of the blocks; the number of tokens in rows that pad a block."""
+    row: Any
+    """The row of each choice; the number of rows for a choice of no expert."""
+
+
+def expert_blocks(xp: Any, numbers: Any, count: int, tokens: int) -> ExpertBlocks:
+    """Plan the blocks for the chosen experts of all tokens; no shape depends on the choices.
+
+    `xp` is the module of JAX or MLX. `numbers` (tokens × choices) is int32; `count` means none.
+    """
+    length = numbers.shape[0]
+    rows = min(256, max(8, 1 << (length // count - 1).bit_length()))
+    blocks = (length + min(count, length) * (rows - 1)) // rows
+    counts = xp.zeros(count + 1, dtype=xp.int32).at[numbers].add(1)
+    ends = xp.cumsum((counts[:count] + rows - 1) // rows)  # in blocks, as far as each one reaches
+    order = xp.argsort(numbers).astype(xp.int32)
+    expert = numbers[order]
+    first = xp.concatenate([xp.zeros(1, dtype=xp.int32), ends]) * rows
+    row = xp.arange(length) - (xp.cumsum(counts) - counts)[expert] + first[expert]
+    row = xp.where(expert < count, row, blocks * rows).astype(xp.int32)
+    # The choice of each row: all are `length`, except where a row has one.
+    choice = xp.zeros(blocks * rows + 1, dtype=xp.int32).at[row].add(order - length)[:-1] + length
+    reached = ends[None] <= xp.arange(blocks)[:, None]
+    return ExpertBlocks(
+        rows=rows,
+        expert=xp.minimum(xp.sum(reached.astype(xp.int32), axis=1), count - 1),
+        token=choice // (length // tokens),
+        row=xp.zeros(length, dtype=xp.int32).at[order].add(row),
+    )
 
 
 def check_names(function: Callable[..., Any], names: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from anydevice._engines import trust
 pytest.importorskip("pyopencl")
 
 from anydevice._engines.opencl.fused import FUSED, KERNELS
-from anydevice._engines.opencl.kernels import attention
+from anydevice._engines.opencl.kernels import programs
 from anydevice._engines.opencl.primitives import PRIMITIVES
 from tests.comparing import EXACT, SAME_PROGRAM, assert_same_values, rounding
 
@@ -256,7 +256,7 @@ def test_tiles_that_a_device_does_not_take_are_passed_over(
     put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assume(is_cpu=False)
-    monkeypatch.setattr(attention, "_tile_kernel", lambda *_: None)
+    monkeypatch.setattr(programs, "kernel_in_one_size", lambda *_, **defines: None)
     q = numbers((1, 1, 20, 32), "float32")
     rest = (True, None, None, None, None)
     got = get(KERNELS["attention"](put(q), put(q), put(q), *rest))

@@ -25,7 +25,7 @@ cl = pytest.importorskip("pyopencl")
 
 from anydevice._engines.opencl import buffers
 from anydevice._engines.opencl.fused import KERNELS
-from anydevice._engines.opencl.kernels import elementwise, products, programs
+from anydevice._engines.opencl.kernels import elementwise, programs
 from anydevice._engines.opencl.primitives import PRIMITIVES as xp  # noqa: N811
 from tests.comparing import EXACT, assert_same_values
 
@@ -408,7 +408,7 @@ def test_tiles_that_a_device_does_not_take_are_passed_over(
     put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assume(is_cpu=False)
-    monkeypatch.setattr(products, "_tile_kernel", lambda *_: None)
+    monkeypatch.setattr(programs, "kernel_in_one_size", lambda *_, **defines: None)
     x = numbers((20, 20), "float32")
     check(get(xp.matmul(put(x), put(x))), x.astype(np.float64) @ x, "float32", 100)
 

@@ -21,21 +21,21 @@ from cupyx.scipy import special
 from anydevice._core.dtypes import DType
 from anydevice._core.primitives import Primitives, Shape
 from anydevice._engines.host import known_dtype, lacking
-
-Axes = int | tuple[int, ...]
+from anydevice._engines.primitives import Axes, BasePrimitives, functions_of
 
 
 def _there(function: Callable[..., ndarray]) -> Callable[..., Any]:
-    """Return the method, run on the device of the first array among its arguments."""
+    """Return the function or method, run on the device of the first array among its arguments."""
 
     @wraps(function)
-    def call(self: CupyPrimitives, *arguments: Any, **named: Any) -> Any:
-        arrays = arguments[0] if isinstance(arguments[0], list | tuple) else arguments
+    def call(*arguments: Any, **named: Any) -> Any:
+        first = arguments[1] if isinstance(arguments[0], CupyPrimitives) else arguments[0]
+        arrays = first if isinstance(first, list | tuple) else arguments
         index = next(x.data.device_id for x in arrays if isinstance(x, ndarray))
         if index == cupy.cuda.runtime.getDevice():
-            return function(self, *arguments, **named)
+            return function(*arguments, **named)
         with cupy.cuda.Device(index):
-            return function(self, *arguments, **named)
+            return function(*arguments, **named)
 
     return call
 
@@ -43,7 +43,7 @@ def _there(function: Callable[..., ndarray]) -> Callable[..., Any]:
 def _one(function: Callable[[ndarray], ndarray]) -> Callable[..., Any]:
     """Return a function of one array that is computed in `float32` for 16-bit numbers."""
 
-    def call(_: CupyPrimitives, x: ndarray) -> Any:
+    def call(x: ndarray) -> Any:
         return function(_wide(x)).astype(x.dtype, copy=False)
 
     return _there(call)
@@ -52,7 +52,7 @@ def _one(function: Callable[[ndarray], ndarray]) -> Callable[..., Any]:
 def _two(function: Callable[[ndarray, ndarray], ndarray]) -> Callable[..., Any]:
     """Return a function of two arrays, or of an array and a number that takes over its dtype."""
 
-    def call(_: CupyPrimitives, a: ndarray, b: ndarray) -> Any:
+    def call(a: ndarray, b: ndarray) -> Any:
         return function(*_alike(a, b))
 
     return _there(call)
@@ -61,7 +61,7 @@ def _two(function: Callable[[ndarray, ndarray], ndarray]) -> Callable[..., Any]:
 def _extreme(on_host: Callable[..., Any], function: Callable[..., ndarray]) -> Callable[..., Any]:
     """Return `max` or `min`; for no elements, NumPy says which shape is left, or what to refuse."""
 
-    def call(_: CupyPrimitives, x: ndarray, axis: Axes, keepdims: bool = False) -> Any:
+    def call(x: ndarray, axis: Axes, keepdims: bool = False) -> Any:
         if not x.size:
             left = on_host(np.empty(x.shape), axis=axis, keepdims=keepdims)
             return cupy.empty(left.shape, x.dtype)
@@ -70,7 +70,9 @@ def _extreme(on_host: Callable[..., Any], function: Callable[..., ndarray]) -> C
     return _there(call)
 
 
-class CupyPrimitives:
+class CupyPrimitives(
+    BasePrimitives[ndarray], one=functions_of(cupy, _one), two=functions_of(cupy, _two)
+):
     """The primitives over `ndarray`."""
 
     def full(self, shape: Shape, value: float, dtype: DType, like: ndarray) -> ndarray:
@@ -88,65 +90,30 @@ class CupyPrimitives:
             made.set(made_of)
             return made
 
-    def dtype(self, x: ndarray) -> DType:
-        return known_dtype(x.dtype)
-
     @_there
     def astype(self, x: ndarray, dtype: DType) -> ndarray:
         return x.astype(_native(dtype), copy=False)
 
-    @_there
-    def reshape(self, x: ndarray, shape: Shape) -> ndarray:
-        return cupy.reshape(x, shape)
-
-    def permute_dims(self, x: ndarray, axes: Sequence[int]) -> ndarray:
-        return cupy.transpose(x, axes)
-
-    def broadcast_to(self, x: ndarray, shape: Shape) -> ndarray:
-        return cupy.broadcast_to(x, shape)
+    reshape = staticmethod(_there(cupy.reshape))
+    permute_dims = staticmethod(cupy.transpose)
+    broadcast_to = staticmethod(cupy.broadcast_to)
 
     @_there
     def concat(self, arrays: Sequence[ndarray], axis: int) -> ndarray:
         joined = cupy.concatenate([_bits(x) for x in arrays], axis)
         return joined.view(arrays[0].dtype)
 
-    def slice_axis(self, x: ndarray, axis: int, start: int, stop: int, step: int = 1) -> ndarray:
-        before: tuple[slice, ...] = (slice(None),) * (axis % x.ndim)
-        return x[(*before, slice(start, stop, step))]
-
-    abs = _one(cupy.abs)
-    negative = _one(cupy.negative)
-    sign = _one(cupy.sign)
-    floor = _one(cupy.floor)
-    exp = _one(cupy.exp)
-    log = _one(cupy.log)
-    sqrt = _one(cupy.sqrt)
-    rsqrt = _one(cupyx.rsqrt)
-    sin = _one(cupy.sin)
-    cos = _one(cupy.cos)
-    tanh = _one(cupy.tanh)
-    sigmoid = _one(special.expit)
-    erf = _one(special.erf)
+    rsqrt = staticmethod(_one(cupyx.rsqrt))
+    sigmoid = staticmethod(_one(special.expit))
+    erf = staticmethod(_one(special.erf))
+    logical_not = staticmethod(_there(cupy.logical_not))
+    divide = staticmethod(
+        _two(lambda a, b: cupy.true_divide(a, b).astype(_type_of(a, b), copy=False))
+    )
 
     @_there
     def isnan(self, x: ndarray) -> ndarray:
         return cupy.isnan(x) if _is_floating(x) else cupy.zeros(x.shape, np.bool_)
-
-    @_there
-    def logical_not(self, x: ndarray) -> ndarray:
-        return cupy.logical_not(x)
-
-    add = _two(cupy.add)
-    subtract = _two(cupy.subtract)
-    multiply = _two(cupy.multiply)
-    divide = _two(lambda a, b: cupy.true_divide(a, b).astype(_type_of(a, b), copy=False))
-    maximum = _two(cupy.maximum)
-    minimum = _two(cupy.minimum)
-    equal = _two(cupy.equal)
-    less = _two(cupy.less)
-    less_equal = _two(cupy.less_equal)
-    logical_and = _two(cupy.logical_and)
-    logical_or = _two(cupy.logical_or)
 
     @_there
     def pow(self, a: ndarray, b: ndarray) -> ndarray:
@@ -168,8 +135,8 @@ class CupyPrimitives:
         total = cupy.sum(wide, axis=axis, dtype=dtype, keepdims=keepdims)
         return total if x.dtype == np.bool_ else total.astype(x.dtype, copy=False)
 
-    max = _extreme(np.max, cupy.max)
-    min = _extreme(np.min, cupy.min)
+    max = staticmethod(_extreme(np.max, cupy.max))
+    min = staticmethod(_extreme(np.min, cupy.min))
 
     @_there
     def argmax(self, x: ndarray, axis: int) -> ndarray:
@@ -206,25 +173,20 @@ class CupyPrimitives:
         product = cupy.matmul(a, b).astype(dtype, copy=False)
         return product if shape is None else product.reshape(shape)
 
-    @_there
-    def take(self, x: ndarray, indices: ndarray, axis: int) -> ndarray:
-        axis %= x.ndim
-        before, after = x.shape[:axis], x.shape[axis + 1 :]
-        if not x.shape[axis]:
-            return cupy.full(before + indices.shape + after, _nothing(x), x.dtype)
-        safe, inside = _safe(indices, x.shape[axis])
-        elements = cupy.take(_bits(x), safe, axis).view(x.dtype)
-        return self.where(inside.reshape(inside.shape + (1,) * len(after)), elements, _nothing(x))
+    take = _there(BasePrimitives.take)
+    take_along_axis = _there(BasePrimitives.take_along_axis)
 
-    @_there
-    def take_along_axis(self, x: ndarray, indices: ndarray, axis: int) -> ndarray:
-        axis %= x.ndim
-        shape = (*x.shape[:axis], indices.shape[axis], *x.shape[axis + 1 :])
-        if not x.shape[axis]:
-            return cupy.full(shape, _nothing(x), x.dtype)
-        safe, inside = _safe(cupy.broadcast_to(indices, shape), x.shape[axis])
-        elements = cupy.take_along_axis(_bits(x), safe, axis).view(x.dtype)
-        return self.where(inside, elements, _nothing(x))
+    def _take(self, x: ndarray, safe: ndarray, axis: int) -> ndarray:
+        return cupy.take(_bits(x), safe, axis).view(x.dtype)
+
+    def _take_along_axis(self, x: ndarray, safe: ndarray, axis: int) -> ndarray:
+        shape = (*x.shape[:axis], safe.shape[axis], *x.shape[axis + 1 :])
+        return cupy.take_along_axis(_bits(x), cupy.broadcast_to(safe, shape), axis).view(x.dtype)
+
+    def _clamp(self, indices: ndarray, size: int) -> tuple[ndarray, ndarray]:
+        wide = indices.astype(np.int64, copy=False)
+        safe = cupy.clip(wide, 0, size - 1)
+        return safe == wide, safe
 
     @_there
     def write(self, x: ndarray, new: ndarray, positions: ndarray) -> ndarray:
@@ -234,7 +196,7 @@ class CupyPrimitives:
         """
         if not new.size or not x.size:
             return x
-        safe, inside = _safe(positions, x.shape[2])
+        inside, safe = self._clamp(positions, x.shape[2])
         batch = cupy.arange(x.shape[0])[:, None]
         token = cupy.arange(new.shape[2])[None, :]
         source = cupy.where(inside, token, cupy.argmax(inside, 1)[:, None])
@@ -304,17 +266,6 @@ def ordered(x: ndarray) -> ndarray:
     # Of negative numbers, all bits but the sign have to be turned over.
     keys = bits ^ ((bits >> (facts.bits - 1)) & facts.max)
     return cupy.where(cupy.isnan(wide), facts.max, keys)
-
-
-def _nothing(x: ndarray) -> float:
-    """Return the value that is read at an index out of range."""
-    return math.nan if _is_floating(x) else 0
-
-
-def _safe(indices: ndarray, size: int) -> tuple[ndarray, ndarray]:
-    """Return indices clipped to the range, and which of them were in it."""
-    wide = indices.astype(np.int64, copy=False)
-    return cupy.clip(wide, 0, size - 1), (wide >= 0) & (wide < size)
 
 
 PRIMITIVES: Primitives = CupyPrimitives()

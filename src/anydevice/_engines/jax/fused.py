@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from anydevice._engines.base import visible_keys
+from anydevice._engines.base import expert_blocks, visible_keys
 from anydevice._engines.host import known_dtype
 from anydevice._engines.jax.primitives import PRIMITIVES
 
@@ -307,24 +307,11 @@ def _mixture(x: Array, stacks: Any, chosen: Array, weights: Array, activation: A
 
 def _in_blocks(x: Array, stacks: Array, numbers: Array, between: Function) -> Array:
     """Apply the expert of each choice to its token; the number of experts means none."""
-    count, length, (tokens, hidden) = len(stacks[0]), numbers.size, x.shape
-    size = min(256, max(8, 1 << (length // count - 1).bit_length()))
-    blocks = (length + min(count, length) * (size - 1)) // size
-    counts = jnp.zeros(count + 1, jnp.int32).at[numbers].add(1)[:count]
-    ends = jnp.cumsum(-(-counts // size))  # in blocks, as far as each expert reaches
-    order = jnp.argsort(numbers, stable=True)
-    before = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts)])
-    first = jnp.concatenate([jnp.zeros(1, jnp.int32), ends]) * size
-    own = numbers[order]
-    place = jnp.arange(length, dtype=jnp.int32) - before[own] + first[own]
-    place = jnp.where(own < count, place, blocks * size)
-    source = jnp.full(blocks * size, length, jnp.int32).at[place].set(order, mode="drop")
-    token = source // (length // tokens)
-    inputs = x.at[token].get(mode="fill", fill_value=0).reshape(blocks, size, hidden)
-    expert = jnp.searchsorted(ends, jnp.arange(blocks), side="right", method="compare_all")
-    outputs = _each(stacks, expert, inputs, between)
-    places = jnp.zeros(length, jnp.int32).at[order].set(place)
-    return outputs.reshape(-1, hidden).at[places].get(mode="fill", fill_value=0)
+    tokens, hidden = x.shape
+    plan = expert_blocks(jnp, numbers, len(stacks[0]), tokens)
+    inputs = x.at[plan.token].get(mode="fill", fill_value=0)
+    outputs = _each(stacks, plan.expert, inputs.reshape(-1, plan.rows, hidden), between)
+    return outputs.reshape(-1, hidden).at[plan.row].get(mode="fill", fill_value=0)
 
 
 def _each(stacks: Array, numbers: Array, blocks: Array, between: Function) -> Array:
@@ -476,10 +463,22 @@ def _of_lists(update: Function, count: int) -> Function:
     return run
 
 
-def _in_full(like: Array) -> Callable[[Array], Array]:
-    """Return a function that casts to the dtype in which `like` is computed."""
-    kind = like.dtype if like.dtype == jnp.float64 else jnp.float32
-    return lambda x: jnp.asarray(x).astype(kind)
+def _update_each(update: Function, *lists: list[Array] | None) -> tuple[list[Array] | None, ...]:
+    """Return parameters and states after `update(full, parameter, gradient, *states)`.
+
+    All are computed in float32 or more, to which `full` casts, and rounded to their own dtypes.
+    `lists` are parameters, gradients and states; a state may be `None`, for all parameters.
+    """
+    results = []
+    given = [arrays for arrays in lists if arrays is not None]
+    for parameter, gradient, *states in zip(*given, strict=True):
+        kind = parameter.dtype if parameter.dtype == jnp.float64 else jnp.float32
+        full = partial(jnp.asarray, dtype=kind)
+        new = update(full, full(parameter), full(gradient), *map(full, states))
+        pairs = zip(new, (parameter, *states), strict=True)
+        results.append([array.astype(old.dtype) for array, old in pairs])
+    columns = iter([list(column) for column in zip(*results, strict=True)])
+    return tuple(None if arrays is None else next(columns) for arrays in (lists[0], *lists[2:]))
 
 
 @compiled(4, 5, 6)
@@ -487,17 +486,15 @@ def _sgd(
     parameters: Array, gradients: Array, velocities: Array,
     rate: Any, momentum: float, decay: float, nesterov: bool,
 ) -> Any:  # fmt: skip
-    moved, new_velocities = [], []
-    for at, parameter in enumerate(parameters):
-        full = _in_full(parameter)
-        p, step = full(parameter), full(gradients[at])
+    def update(full: Function, p: Array, step: Array, velocity: Array = None) -> tuple[Array, ...]:
         step = step + decay * p if decay else step
-        if velocities is not None:
-            velocity = momentum * full(velocities[at]) + step
-            new_velocities.append(velocity.astype(velocities[at].dtype))
-            step = step + momentum * velocity if nesterov else velocity
-        moved.append((p - full(rate) * step).astype(parameter.dtype))
-    return moved, None if velocities is None else new_velocities
+        if velocity is None:
+            return (p - full(rate) * step,)
+        velocity = momentum * velocity + step
+        step = step + momentum * velocity if nesterov else velocity
+        return p - full(rate) * step, velocity
+
+    return _update_each(update, parameters, gradients, velocities)
 
 
 @compiled(6, 7, 8, 9, 10)
@@ -505,20 +502,17 @@ def _adam(
     parameters: Array, gradients: Array, means: Array, squares: Array, step: Array,
     rate: Any, beta1: float, beta2: float, eps: float, decay: float, decoupled: bool,
 ) -> Any:  # fmt: skip
-    moved, new_means, new_squares = [], [], []
-    for at, parameter in enumerate(parameters):
-        full = _in_full(parameter)
-        p, g, pace, count = full(parameter), full(gradients[at]), full(rate), full(step)
+    def update(full: Function, p: Array, g: Array, mean: Array, square: Array) -> tuple[Array, ...]:
+        pace, count = full(rate), full(step)
         g = g if decoupled else g + decay * p
-        mean = beta1 * full(means[at]) + (1 - beta1) * g
-        square = beta2 * full(squares[at]) + (1 - beta2) * g * g
+        mean = beta1 * mean + (1 - beta1) * g
+        square = beta2 * square + (1 - beta2) * g * g
         mean_hat = mean / _bias_correction(beta1, count)
         change = mean_hat / (jnp.sqrt(square / _bias_correction(beta2, count)) + eps)
         p = p - pace * decay * p if decoupled else p
-        moved.append((p - pace * change).astype(parameter.dtype))
-        new_means.append(mean.astype(means[at].dtype))
-        new_squares.append(square.astype(squares[at].dtype))
-    return moved, new_means, new_squares
+        return p - pace * change, mean, square
+
+    return _update_each(update, parameters, gradients, means, squares)
 
 
 @compiled(4, 5, 6)
@@ -526,14 +520,11 @@ def _lion(
     parameters: Array, gradients: Array, means: Array,
     rate: Any, beta1: float, beta2: float, decay: float,
 ) -> Any:  # fmt: skip
-    moved, new_means = [], []
-    for at, parameter in enumerate(parameters):
-        full = _in_full(parameter)
-        p, g, m = full(parameter), full(gradients[at]), full(means[at])
-        direction = jnp.sign(beta1 * m + (1 - beta1) * g)
-        moved.append((p - full(rate) * (direction + decay * p)).astype(parameter.dtype))
-        new_means.append((beta2 * m + (1 - beta2) * g).astype(means[at].dtype))
-    return moved, new_means
+    def update(full: Function, p: Array, g: Array, mean: Array) -> tuple[Array, ...]:
+        direction = jnp.sign(beta1 * mean + (1 - beta1) * g)
+        return p - full(rate) * (direction + decay * p), beta2 * mean + (1 - beta2) * g
+
+    return _update_each(update, parameters, gradients, means)
 
 
 def _bias_correction(beta: float, count: Any) -> Array:

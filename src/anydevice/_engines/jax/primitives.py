@@ -15,8 +15,8 @@ from anydevice._core.dtypes import DType
 from anydevice._core.primitives import Primitives, Shape
 from anydevice._engines.host import NARROWER, known_dtype, lacking
 from anydevice._engines.jax.arrays import NO_64_BITS
+from anydevice._engines.primitives import Axes, BasePrimitives, functions_of, missing_value
 
-Axes = int | tuple[int, ...]
 _BOOL, _FLOAT32 = np.dtype(bool), np.dtype(np.float32)
 _NUMBERS = (bool, int, float)
 
@@ -33,11 +33,11 @@ def _one_program(function: Callable[..., Array], static: Sequence[int] = ()) -> 
 
 def _two(function: Callable[[Array, Array], Array]) -> Callable[..., Any]:
     """Return the primitive of two arrays, or of an array and a number."""
+    return lambda a, b: function(*_pair(a, b))
 
-    def call(_: JaxPrimitives, a: Array, b: Array) -> Any:
-        return function(*_pair(a, b))
 
-    return call
+def _two_compiled(function: Callable[[Array, Array], Array]) -> Callable[..., Any]:
+    return _two(_one_program(lambda a, b: function(a, b)))
 
 
 _transpose = _one_program(lambda x, axes: jnp.transpose(x, axes), [1])
@@ -90,7 +90,9 @@ def _extreme(function: Callable[..., Array]) -> Callable[..., Any]:
     return _one_program(run, [1, 2])
 
 
-class JaxPrimitives:
+class JaxPrimitives(
+    BasePrimitives[Array], one=functions_of(jnp), two=functions_of(jnp, _two_compiled)
+):
     """Every primitive over `Array`."""
 
     def full(self, shape: Shape, value: float, dtype: DType, like: Array) -> Array:
@@ -102,9 +104,6 @@ class JaxPrimitives:
     def asarray(self, values: Any, like: Array) -> Array:
         _theirs(known_dtype(values.dtype))
         return jnp.array(values, device=_device(like))
-
-    def dtype(self, x: Array) -> DType:
-        return known_dtype(x.dtype)
 
     def astype(self, x: Array, dtype: DType) -> Array:
         kind = _theirs(dtype)
@@ -122,34 +121,10 @@ class JaxPrimitives:
     def slice_axis(self, x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
         return _slice_axis(x, start, stop, step, axis)
 
-    abs = staticmethod(jnp.abs)
-    negative = staticmethod(jnp.negative)
-    sign = staticmethod(jnp.sign)
-    floor = staticmethod(jnp.floor)
-    exp = staticmethod(jnp.exp)
-    log = staticmethod(jnp.log)
-    sqrt = staticmethod(jnp.sqrt)
     rsqrt = staticmethod(jax.lax.rsqrt)
-    sin = staticmethod(jnp.sin)
-    cos = staticmethod(jnp.cos)
-    tanh = staticmethod(jnp.tanh)
     sigmoid = staticmethod(_sigmoid)
     erf = staticmethod(jax.lax.erf)
-    isnan = staticmethod(jnp.isnan)
-    logical_not = staticmethod(jnp.logical_not)
-
-    add = _two(_one_program(lambda a, b: jnp.add(a, b)))
-    subtract = _two(_one_program(lambda a, b: jnp.subtract(a, b)))
-    multiply = _two(_one_program(lambda a, b: jnp.multiply(a, b)))
-    divide = _two(_one_program(lambda a, b: jnp.divide(a, b)))
-    pow = _two(jnp.power)
-    maximum = _two(_one_program(lambda a, b: jnp.maximum(a, b)))
-    minimum = _two(_one_program(lambda a, b: jnp.minimum(a, b)))
-    equal = _two(jnp.equal)
-    less = _two(jnp.less)
-    less_equal = _two(jnp.less_equal)
-    logical_and = staticmethod(jnp.logical_and)
-    logical_or = staticmethod(jnp.logical_or)
+    pow = staticmethod(_two(jnp.power))  # not compiled: it reads an integer exponent
 
     def where(self, condition: Array, a: Array, b: Array) -> Array:
         return jnp.where(condition, *_pair(a, b))
@@ -172,20 +147,19 @@ class JaxPrimitives:
 
     def take(self, x: Array, indices: Array, axis: int) -> Array:
         axis %= x.ndim
+        nothing = missing_value(self.dtype(x))
         if not x.shape[axis]:
             shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
-            return jnp.full_like(x, _nothing(x), shape=shape)
-        places = _outside_is_size(indices, x.shape[axis])
-        return jnp.take(x, places, axis, mode="fill", fill_value=_nothing(x))
+            return jnp.full_like(x, nothing, shape=shape)
+        positions = _outside_is_size(indices, x.shape[axis])
+        return jnp.take(x, positions, axis, mode="fill", fill_value=nothing)
 
     def take_along_axis(self, x: Array, indices: Array, axis: int) -> Array:
         axis %= x.ndim
         if not x.shape[axis]:
-            one = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-            shape = np.broadcast_shapes(one, indices.shape)
-            return jnp.full_like(x, _nothing(x), shape=shape)
-        places = _outside_is_size(indices, x.shape[axis])
-        return jnp.take_along_axis(x, places, axis, mode="fill", fill_value=_nothing(x))
+            return self._missing_along_axis(x, indices, axis)
+        positions, nothing = _outside_is_size(indices, x.shape[axis]), missing_value(self.dtype(x))
+        return jnp.take_along_axis(x, positions, axis, mode="fill", fill_value=nothing)
 
     def write(self, x: Array, new: Array, positions: Array) -> Array:
         traced = any(isinstance(part, jax.core.Tracer) for part in (x, new, positions))
@@ -222,13 +196,6 @@ def _number(value: float, beside: Any) -> Any:
     if jnp.issubdtype(beside.dtype, jnp.inexact):
         return value if type(value) is int else float(value)
     return bool(value) if beside.dtype == _BOOL else int(value)
-
-
-def _nothing(x: Array) -> float | bool:
-    """Return the value that is read at an index out of range."""
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return float("nan")
-    return False if x.dtype == _BOOL else 0
 
 
 def _wide(x: Array) -> bool:

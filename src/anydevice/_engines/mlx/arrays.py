@@ -79,10 +79,9 @@ class MlxEngine(BaseEngine):
         target = self.native(device)
         if dtype.name in _missing(device):
             raise _LACKS[dtype.name].error()
-        if dtype not in NATIVE:
-            raise lacking("MLX", dtype)
+        kind = native_dtype(dtype)
         refuse_beyond_limit(prod(shape) * dtype.itemsize)
-        made = mx.zeros(shape, NATIVE[dtype], stream=target)
+        made = mx.zeros(shape, kind, stream=target)
         mx.eval(made)
         return made
 
@@ -93,15 +92,9 @@ class MlxEngine(BaseEngine):
         why = _LACKS[wide].what if wide in lacks else ""
         remedy = "keep it on the CPU" if wide in _ONLY_CPU else "use torch, or jax with x64"
         host = narrowed(x, lacks, why=why, remedy=remedy, narrow=narrow)
-        row = known_dtype(host.dtype)
-        if row not in NATIVE:
-            raise lacking("MLX", row)
+        native_dtype(known_dtype(host.dtype))
         refuse_beyond_limit(host.nbytes)
-        host = plain(host)  # MLX refuses negative strides
-        if row.module == "numpy":
-            made = mx.array(host, dtype=NATIVE[row])
-        else:  # MLX reads no dtype that NumPy itself does not have
-            made = mx.array(host.view(f"uint{row.bits}")).view(NATIVE[row])
+        made = from_host(plain(host))  # MLX refuses negative strides
         mx.eval(made)
         return made
 
@@ -137,6 +130,22 @@ class MlxEngine(BaseEngine):
     def inference_scope(self, device: Device) -> AbstractContextManager[object]:
         """Use NumPy's float32 products on Linux, where MLX has the slow reference BLAS."""
         return host_products()
+
+
+def native_dtype(dtype: DType) -> Any:
+    """Return the dtype of MLX; raises `UnsupportedError` if it has none."""
+    try:
+        return NATIVE[dtype]
+    except KeyError:
+        raise lacking("MLX", dtype) from None
+
+
+def from_host(x: Any) -> mx.array:
+    """Return a NumPy array as one of MLX, which reads no dtype that NumPy itself does not have."""
+    row = known_dtype(x.dtype)
+    if row.module == "numpy":
+        return mx.array(x, dtype=native_dtype(row))
+    return mx.array(x.view(f"uint{row.bits}")).view(native_dtype(row))
 
 
 def _missing(device: Device) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from anydevice._engines.base import visible_keys
+from anydevice._engines.base import expert_blocks, visible_keys
 from anydevice._engines.mlx.decoder_layer import decoder_layer, linear
 from anydevice._engines.mlx.primitives import PRIMITIVES
 
@@ -136,32 +136,17 @@ def _in_blocks(
     x: mx.array, numbers: mx.array, count: int, through: Callable[..., mx.array]
 ) -> mx.array:
     """Apply the expert of each choice to its token; `count` stands for none."""
-    length, (tokens, hidden) = numbers.size, x.shape
-    size = 8
-    while size < min(256, length // count):
-        size *= 2
-    blocks = (length + min(count, length) * (size - 1)) // size
-    counts = mx.zeros(count + 1, dtype=mx.int32).at[numbers].add(1)
-    ends = mx.cumsum((counts[:count] + size - 1) // size)  # in blocks
-    order = mx.argsort(numbers).astype(mx.int32)
-    own = numbers[order]
-    first = mx.concatenate([mx.zeros(1, dtype=mx.int32), ends]) * size
-    place = mx.arange(length) - (mx.cumsum(counts) - counts)[own] + first[own]
-    place = mx.where(own < count, place, blocks * size).astype(mx.int32)
-    empty = mx.full(blocks * size + 1, length, dtype=mx.int32)
-    source = mx.put_along_axis(empty, place, order, axis=0)[:-1] // (length // tokens)
-    rows = mx.concatenate([x, mx.zeros((1, hidden), dtype=x.dtype)])[source]
-    reached = ends[None] <= mx.arange(blocks)[:, None]
-    expert = mx.minimum(mx.sum(reached.astype(mx.int32), axis=1), count - 1)
-    rows = rows.reshape(blocks, size, hidden)
+    tokens, hidden = x.shape
+    plan = expert_blocks(mx, numbers, count, tokens)
+    rows = mx.concatenate([x, mx.zeros((1, hidden), dtype=x.dtype)])[plan.token]
+    rows = rows.reshape(-1, plan.rows, hidden)
     if _gathers(x):
-        outputs = through(rows, expert)
+        outputs = through(rows, plan.expert)
     else:  # one after the other, so that the copies of the matrices do not add up
-        parts = [through(rows[at : at + 1], expert[at : at + 1]) for at in range(blocks)]
+        starts = range(len(rows))
+        parts = [through(rows[at : at + 1], plan.expert[at : at + 1]) for at in starts]
         outputs = mx.concatenate(parts)
-    outputs = outputs.reshape(-1, hidden)
-    places = mx.put_along_axis(mx.zeros(length, dtype=mx.int32), order, place, axis=0)
-    return outputs[mx.minimum(places, blocks * size - 1)]
+    return outputs.reshape(-1, hidden)[mx.minimum(plan.row, len(plan.token) - 1)]
 
 
 def _chosen_product(

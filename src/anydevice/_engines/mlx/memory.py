@@ -54,8 +54,5 @@ class MlxMemory(BaseMemory):
         plain = type(error) in (RuntimeError, ValueError)
         return plain and _SAID.match(str(error)) is not None
 
-    def asked(self, error: BaseException) -> int | None:
-        return error.asked if isinstance(error, LimitReachedError) else super().asked(error)
-
 
 MEMORY: Memory = MlxMemory(ENGINE)

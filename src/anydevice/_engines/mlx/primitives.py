@@ -17,10 +17,8 @@ import numpy as np
 
 from anydevice._core.dtypes import DType
 from anydevice._core.primitives import PrimitivesOf, Shape
-from anydevice._engines.host import known_dtype, lacking
-from anydevice._engines.mlx.arrays import NATIVE
-
-Axes = int | tuple[int, ...]
+from anydevice._engines.mlx.arrays import from_host, native_dtype
+from anydevice._engines.primitives import Axes, BasePrimitives, functions_of
 
 _FLOATING = frozenset({mx.float16, mx.bfloat16, mx.float32, mx.float64})
 _HALF = frozenset({mx.float16, mx.bfloat16})
@@ -60,7 +58,7 @@ _LONG_ROW = 1024
 """Above this number of elements, partitioning is faster than sorting."""
 
 
-class MlxPrimitives:
+class MlxPrimitives(BasePrimitives[mx.array], one=functions_of(mx), two=functions_of(mx, _two)):
     """MLX's own functions, with their gaps filled.
 
     In `float64`, MLX computes `exp`, `sin`, `cos`, `sigmoid` and `erf` only as exactly as in
@@ -71,58 +69,24 @@ class MlxPrimitives:
     permute_dims = staticmethod(mx.transpose)
     broadcast_to = staticmethod(mx.broadcast_to)
 
-    abs = staticmethod(mx.abs)
-    negative = staticmethod(mx.negative)
-    floor = staticmethod(mx.floor)
-    log = staticmethod(mx.log)
-    sqrt = staticmethod(mx.sqrt)
-    rsqrt = staticmethod(mx.rsqrt)
-    tanh = staticmethod(mx.tanh)
-    isnan = staticmethod(mx.isnan)
-    logical_not = staticmethod(mx.logical_not)
-
-    add = staticmethod(_two(mx.add))
-    subtract = staticmethod(_two(mx.subtract))
-    multiply = staticmethod(_two(mx.multiply))
-    divide = staticmethod(_two(mx.divide))
-    pow = staticmethod(_two(mx.power))
-    maximum = staticmethod(_two(mx.maximum))
-    minimum = staticmethod(_two(mx.minimum))
-    equal = staticmethod(_two(mx.equal))
-    less = staticmethod(_two(mx.less))
-    less_equal = staticmethod(_two(mx.less_equal))
-    logical_and = staticmethod(mx.logical_and)
-    logical_or = staticmethod(mx.logical_or)
-
     matmul = staticmethod(mx.matmul)
 
     def full(self, shape: Shape, value: float, dtype: DType, like: mx.array) -> mx.array:
         # MLX does not make `bool` of a number.
-        return mx.full(shape, value, dtype=_native(dtype)).astype(_native(dtype))
+        return mx.full(shape, value, dtype=native_dtype(dtype)).astype(native_dtype(dtype))
 
     def arange(self, stop: int, dtype: DType, like: mx.array) -> mx.array:
-        return mx.arange(stop, dtype=_native(dtype))
+        return mx.arange(stop, dtype=native_dtype(dtype))
 
     def asarray(self, values: Any, like: mx.array) -> mx.array:
-        row = known_dtype(values.dtype)
-        if row.module == "numpy":
-            return mx.array(values, dtype=_native(row))
-        # MLX reads no dtype that NumPy itself does not have.
-        return mx.array(values.view(f"uint{row.bits}")).view(_native(row))
-
-    def dtype(self, x: mx.array) -> DType:
-        return known_dtype(x.dtype)
+        return from_host(values)
 
     def astype(self, x: mx.array, dtype: DType) -> mx.array:
-        target = _native(dtype)
+        target = native_dtype(dtype)
         return x if x.dtype == target else x.astype(target)
 
     def concat(self, arrays: Sequence[mx.array], axis: int) -> mx.array:
         return mx.concatenate(list(arrays), axis=axis)
-
-    def slice_axis(self, x: mx.array, axis: int, start: int, stop: int, step: int = 1) -> mx.array:
-        before = axis if axis >= 0 else x.ndim + axis
-        return x[(slice(None),) * before + (slice(start, stop, step),)]
 
     def sign(self, x: mx.array) -> mx.array:
         plain = mx.sign(x)
@@ -198,24 +162,16 @@ class MlxPrimitives:
         places = (size - 1) - order[..., :k].astype(mx.int32)
         return mx.take_along_axis(x, places, axis=-1), places
 
-    def take(self, x: mx.array, indices: mx.array, axis: int) -> mx.array:
-        before = axis if axis >= 0 else x.ndim + axis
-        size = x.shape[before]
-        after = x.ndim - before - 1
-        if not size:
-            shape = (*x.shape[:before], *indices.shape, *x.shape[before + 1 :])
-            return mx.full(shape, _nothing(x), dtype=x.dtype)
-        safe, inside = _safe(indices, size)
-        inside = mx.reshape(inside, (*indices.shape, *(1,) * after))
-        return mx.where(inside, mx.take(x, safe, axis=before), _nothing(x))
+    _take = staticmethod(mx.take)
 
-    def take_along_axis(self, x: mx.array, indices: mx.array, axis: int) -> mx.array:
-        before = axis if axis >= 0 else x.ndim + axis
-        shape = (*x.shape[:before], indices.shape[before], *x.shape[before + 1 :])
-        if not x.shape[before]:
-            return mx.full(shape, _nothing(x), dtype=x.dtype)
-        safe, inside = _safe(mx.broadcast_to(indices, shape), x.shape[before])
-        return mx.where(inside, mx.take_along_axis(x, safe, axis=before), _nothing(x))
+    def _take_along_axis(self, x: mx.array, safe: mx.array, axis: int) -> mx.array:
+        shape = (*x.shape[:axis], safe.shape[axis], *x.shape[axis + 1 :])
+        return mx.take_along_axis(x, mx.broadcast_to(safe, shape), axis)
+
+    def _clamp(self, indices: mx.array, size: int) -> tuple[mx.array, mx.array]:
+        indices = _as_index(indices)
+        safe = mx.clip(indices, 0, size - 1)
+        return mx.equal(safe, indices), safe
 
     def write(self, x: mx.array, new: mx.array, positions: mx.array) -> mx.array:
         """See the protocol. One row for each batch goes into the memory of `x`.
@@ -273,13 +229,6 @@ def _slope_of_cos(x: mx.array, change: Any, _: Any) -> mx.array:
     return -change * _sin_in_full(x)
 
 
-def _native(dtype: DType) -> Any:
-    try:
-        return NATIVE[dtype]
-    except KeyError:
-        raise lacking("MLX", dtype) from None
-
-
 def _of_nothing(
     function: Callable[..., mx.array], x: mx.array, axis: Axes, keepdims: bool
 ) -> mx.array:
@@ -295,21 +244,9 @@ def _number(value: float, beside: Any) -> float:
     return bool(value) if beside.dtype == mx.bool_ else int(value)
 
 
-def _nothing(x: mx.array) -> float:
-    """Return the value that is read at an index out of range."""
-    return math.nan if x.dtype in _FLOATING else _number(0, x)
-
-
 def _as_index(indices: mx.array) -> mx.array:
     """Return the indices in a dtype that holds the size of any axis and negative numbers."""
     return indices if indices.dtype in _AS_INDEX else indices.astype(mx.int64)
-
-
-def _safe(indices: mx.array, size: int) -> tuple[mx.array, mx.array]:
-    """Return indices clipped to the range, and which of them were in it."""
-    indices = _as_index(indices)
-    inside = mx.logical_and(indices >= 0, indices < size)
-    return mx.clip(indices, 0, size - 1), inside
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial, wraps
 from typing import Any, ParamSpec
 
@@ -12,9 +12,9 @@ import numpy as np
 from anydevice._core.dtypes import DTYPES, DType
 from anydevice._core.primitives import PrimitivesOf, Shape
 from anydevice._engines.host import known_dtype
+from anydevice._engines.primitives import Axes, BasePrimitives, functions_of, missing_value
 
 Array = np.ndarray[Any, Any]
-Axes = int | tuple[int, ...]
 P = ParamSpec("P")
 
 _ADDED_UP: Callable[..., Any] = np.add.reduce
@@ -61,10 +61,10 @@ def wide(x: Array) -> Array:
     return x.astype(np.float32) if is_narrow(x) else x
 
 
-def _one(function: Callable[[Array], Any]) -> Callable[[NumpyPrimitives, Array], Array]:
+def _one(function: Callable[[Array], Any]) -> Callable[[Array], Array]:
     """Return a function of one array that is computed in `float32` for 16-bit numbers."""
 
-    def call(_: NumpyPrimitives, x: Array) -> Array:
+    def call(x: Array) -> Array:
         before = _silence()
         try:
             return _array(function(x if x.dtype.itemsize >= 4 else wide(x)), x.dtype)
@@ -74,10 +74,10 @@ def _one(function: Callable[[Array], Any]) -> Callable[[NumpyPrimitives, Array],
     return call
 
 
-def _two(function: Callable[[Array, Array], Any]) -> Callable[[NumpyPrimitives, Any, Any], Array]:
+def _two(function: Callable[[Array, Array], Any]) -> Callable[[Any, Any], Array]:
     """Return a function of two arrays, or of an array and a number that takes over its dtype."""
 
-    def call(_: NumpyPrimitives, a: Any, b: Any) -> Array:
+    def call(a: Any, b: Any) -> Array:
         if type(a) is not np.ndarray or type(b) is not np.ndarray:
             a, b = _alike(a, b)
         before = _silence()
@@ -114,7 +114,9 @@ _LONG_ROW = 1024
 """Above this number of elements, partitioning is faster than sorting."""
 
 
-class NumpyPrimitives:
+class NumpyPrimitives(
+    BasePrimitives[Array], one=functions_of(np, _one), two=functions_of(np, _two)
+):
     """The primitives over `numpy.ndarray`; `bfloat16` is the one of ml_dtypes."""
 
     def full(self, shape: Shape, value: float, dtype: DType, like: Any) -> Array:
@@ -126,40 +128,20 @@ class NumpyPrimitives:
     def asarray(self, values: Any, like: Any) -> Array:
         return np.asarray(values)
 
-    def dtype(self, x: Array) -> DType:
-        return known_dtype(x.dtype)
-
     @_silent
     def astype(self, x: Array, dtype: DType) -> Any:
         return x.astype(_theirs(dtype.name), copy=False)
 
+    permute_dims = staticmethod(np.transpose)
+    broadcast_to = staticmethod(np.broadcast_to)
+    concat = staticmethod(np.concatenate)
+
     def reshape(self, x: Array, shape: Shape) -> Array:
         return np.reshape(x, shape)
 
-    def permute_dims(self, x: Array, axes: Sequence[int]) -> Array:
-        return np.transpose(x, axes)
-
-    def broadcast_to(self, x: Array, shape: Shape) -> Array:
-        return np.broadcast_to(x, shape)
-
-    def concat(self, arrays: Sequence[Array], axis: int) -> Array:
-        return np.concatenate(arrays, axis)
-
-    def slice_axis(self, x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
-        before: tuple[slice, ...] = (slice(None),) * (axis % x.ndim)
-        return x[(*before, slice(start, stop, step))]
-
-    abs = _one(np.abs)
-    negative = _one(np.negative)
-    sign = _one(np.sign)
-    exp = _one(np.exp)
-    log = _one(np.log)
-    sqrt = _one(np.sqrt)
-    rsqrt = _one(lambda x: 1 / np.sqrt(x))
-    sin = _one(np.sin)
-    cos = _one(np.cos)
-    tanh = _one(np.tanh)
-    floor = _one(lambda x: np.floor(x) if x.dtype.kind == "f" else x)
+    rsqrt = staticmethod(_one(lambda x: 1 / np.sqrt(x)))
+    floor = staticmethod(_one(lambda x: np.floor(x) if x.dtype.kind == "f" else x))
+    divide = staticmethod(_two(lambda a, b: np.true_divide(a, b).astype(a.dtype, copy=False)))
 
     @_silent
     def sigmoid(self, x: Array) -> Any:
@@ -176,19 +158,6 @@ class NumpyPrimitives:
 
     def logical_not(self, x: Array) -> Array:
         return np.asarray(np.logical_not(x))
-
-    add = _two(np.add)
-    subtract = _two(np.subtract)
-    multiply = _two(np.multiply)
-    divide = _two(lambda a, b: np.true_divide(a, b).astype(a.dtype, copy=False))
-    pow = _two(np.power)
-    maximum = _two(np.maximum)
-    minimum = _two(np.minimum)
-    equal = _two(np.equal)
-    less = _two(np.less)
-    less_equal = _two(np.less_equal)
-    logical_and = _two(np.logical_and)
-    logical_or = _two(np.logical_or)
 
     def where(self, condition: Array, a: Any, b: Any) -> Array:
         if type(a) is np.ndarray and type(b) is np.ndarray:
@@ -258,22 +227,20 @@ class NumpyPrimitives:
         if not outside.any():
             return np.asarray(np.take(x, indices, axis))
         before, after = x.shape[:axis], x.shape[axis + 1 :]
-        result = np.full(before + indices.shape + after, _nothing(x), x.dtype)
+        result = np.full(before + indices.shape + after, missing_value(self.dtype(x)), x.dtype)
         inside = ~outside
         result[(slice(None),) * axis + (inside,)] = np.take(x, indices[inside], axis)
         return result
 
     def take_along_axis(self, x: Array, indices: Array, axis: int) -> Array:
+        axis %= x.ndim
         outside = _outside(indices, x.shape[axis])
         if not outside.any():
             return np.take_along_axis(x, indices, axis)
         if not x.shape[axis]:
-            shape = np.broadcast_shapes(_without(x.shape, axis), _without(indices.shape, axis))
-            size = indices.shape[axis]
-            axis %= x.ndim
-            return np.full((*shape[:axis], size, *shape[axis:]), _nothing(x), x.dtype)
+            return self._missing_along_axis(x, indices, axis)
         elements = np.take_along_axis(x, np.where(outside, 0, indices), axis)
-        return np.where(outside, np.asarray(_nothing(x), x.dtype), elements)
+        return np.where(outside, np.asarray(missing_value(self.dtype(x)), x.dtype), elements)
 
     def write(self, x: Array, new: Array, positions: Array) -> Array:
         result = x if x.flags.writeable else x.copy()
@@ -282,18 +249,8 @@ class NumpyPrimitives:
         return result
 
 
-def _without(shape: Shape, axis: int) -> Shape:
-    axis %= len(shape)
-    return shape[:axis] + shape[axis + 1 :]
-
-
 def _outside(indices: Array, size: int) -> Array:
     return np.asarray((indices < 0) | (indices >= size))
-
-
-def _nothing(x: Array) -> float:
-    """Return the value that is read at an index out of range."""
-    return math.nan if known_dtype(x.dtype).kind == "float" else 0
 
 
 _CENTRES = 16

@@ -8,7 +8,7 @@ from anydevice._core.device import Device
 from anydevice._core.engine import Memory, MemoryUse
 from anydevice._engines.base import BaseMemory
 from anydevice._engines.opencl.arrays import ENGINE
-from anydevice._engines.opencl.buffers import LimitReachedError, limits, pools_of
+from anydevice._engines.opencl.buffers import limits, pools_of
 
 _CODES = frozenset(
     {
@@ -55,10 +55,6 @@ class OpenclMemory(BaseMemory):
         if isinstance(error, cl.MemoryError) or type(error) is MemoryError:
             return True
         return isinstance(error, cl.Error) and getattr(error, "code", None) in _CODES
-
-    def asked(self, error: BaseException) -> int | None:
-        """Return the size of an array that was beyond our limit; a driver's error names none."""
-        return error.asked if isinstance(error, LimitReachedError) else None
 
 
 MEMORY: Memory = OpenclMemory(ENGINE)

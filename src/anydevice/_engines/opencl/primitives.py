@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -17,6 +17,7 @@ from anydevice._engines.host import plain as plain_host
 from anydevice._engines.opencl import buffers
 from anydevice._engines.opencl.kernels import indexing, products, reductions
 from anydevice._engines.opencl.kernels.elementwise import (
+    Reading,
     expression,
     filled,
     gives_booleans,
@@ -25,12 +26,14 @@ from anydevice._engines.opencl.kernels.elementwise import (
 )
 from anydevice._engines.opencl.kernels.programs import (
     BOOL,
+    Number,
     bits_of,
     dtype_of,
     number_of,
     scalar,
     scalar_bits,
 )
+from anydevice._engines.primitives import BasePrimitives
 
 
 def computed(operation: str, *operands: Any) -> Any:
@@ -43,16 +46,22 @@ def computed(operation: str, *operands: Any) -> Any:
     number = number_of(dtype, context)
     text = expression(operation, number).replace("NUMBER", number.number)
     shape = buffers.broadcast_shape(*(x.shape for x in arrays))
-    readings, extras = {}, []
-    for name, x in zip("ab", operands, strict=False):
-        if isinstance(x, Array):
-            readings[name] = reading(x, number, shape)
-        else:
-            extras.append((name, number, scalar(x, dtype, number)))
+    readings, extras = _operands(
+        operands, number, shape, partial(scalar, dtype=dtype, number=number)
+    )
     result = BOOL if gives_booleans(operation) else dtype
     out = buffers.new(shape, result, context)
     stored = number_of(result, context)
     return run(f"STORE(pr, ir, ({text}));", readings, out, stored, extras=extras)
+
+
+def _operands(
+    operands: Sequence[Any], number: Number, shape: Shape, as_argument: Callable[[Any], Any]
+) -> tuple[dict[str, Reading], list[tuple[str, Number, Any]]]:
+    """Return the arrays `a` and `b` to read, and the numbers among them as arguments."""
+    named = list(zip("ab", operands, strict=False))
+    arrays = {name: reading(x, number, shape) for name, x in named if isinstance(x, Array)}
+    return arrays, [(name, number, as_argument(x)) for name, x in named if name not in arrays]
 
 
 def same_dtype(operation: str, *arrays: Array) -> DType:
@@ -65,7 +74,9 @@ def same_dtype(operation: str, *arrays: Array) -> DType:
     return dtype_of(arrays[0])
 
 
-class OpenclPrimitives:
+class OpenclPrimitives(
+    BasePrimitives[Array], one=partial(partial, computed), two=partial(partial, computed)
+):
     """Computes on the device of its operands, and returns before the device has done so."""
 
     def full(self, shape: Shape, value: float, dtype: DType, like: Array) -> Array:
@@ -79,9 +90,6 @@ class OpenclPrimitives:
 
     def asarray(self, values: Any, like: Array) -> Array:
         return buffers.from_host(plain_host(np.asarray(values)), like.context)
-
-    def dtype(self, x: Array) -> DType:
-        return dtype_of(x)
 
     def astype(self, x: Array, dtype: DType) -> Array:
         own = dtype_of(x)
@@ -121,47 +129,13 @@ class OpenclPrimitives:
 
     slice_axis = staticmethod(indexing.slice_axis)
 
-    abs = staticmethod(partial(computed, "abs"))
-    negative = staticmethod(partial(computed, "negative"))
-    sign = staticmethod(partial(computed, "sign"))
-    floor = staticmethod(partial(computed, "floor"))
-    exp = staticmethod(partial(computed, "exp"))
-    log = staticmethod(partial(computed, "log"))
-    sqrt = staticmethod(partial(computed, "sqrt"))
-    rsqrt = staticmethod(partial(computed, "rsqrt"))
-    sin = staticmethod(partial(computed, "sin"))
-    cos = staticmethod(partial(computed, "cos"))
-    tanh = staticmethod(partial(computed, "tanh"))
-    sigmoid = staticmethod(partial(computed, "sigmoid"))
-    erf = staticmethod(partial(computed, "erf"))
-    isnan = staticmethod(partial(computed, "isnan"))
-    logical_not = staticmethod(partial(computed, "logical_not"))
-
-    add = staticmethod(partial(computed, "add"))
-    subtract = staticmethod(partial(computed, "subtract"))
-    multiply = staticmethod(partial(computed, "multiply"))
-    divide = staticmethod(partial(computed, "divide"))
-    pow = staticmethod(partial(computed, "pow"))
-    maximum = staticmethod(partial(computed, "maximum"))
-    minimum = staticmethod(partial(computed, "minimum"))
-    equal = staticmethod(partial(computed, "equal"))
-    less = staticmethod(partial(computed, "less"))
-    less_equal = staticmethod(partial(computed, "less_equal"))
-    logical_and = staticmethod(partial(computed, "logical_and"))
-    logical_or = staticmethod(partial(computed, "logical_or"))
-
     def where(self, condition: Array, a: Array, b: Array) -> Array:
         """Select elements of `a` or `b`; they are copied as bits, in any dtype."""
         arrays = [x for x in (a, b) if isinstance(x, Array)]
         dtype, context = same_dtype("where", *arrays), arrays[0].context
         bits = bits_of(dtype)
         shape = buffers.broadcast_shape(condition.shape, *(x.shape for x in arrays))
-        readings, extras = {}, []
-        for name, x in zip("ab", (a, b), strict=True):
-            if isinstance(x, Array):
-                readings[name] = reading(x, bits, shape)
-            else:
-                extras.append((name, bits, scalar_bits(x, dtype)))
+        readings, extras = _operands((a, b), bits, shape, partial(scalar_bits, dtype=dtype))
         readings["c"] = reading(condition, number_of(dtype_of(condition), context), shape)
         out = buffers.new(shape, dtype, context)
         return run("pr[ir] = c != 0 ? a : b;", readings, out, bits, extras=extras)

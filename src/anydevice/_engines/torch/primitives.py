@@ -13,9 +13,8 @@ from torch import Tensor
 from anydevice._core.dtypes import DType
 from anydevice._core.primitives import Primitives, Shape
 from anydevice._engines.host import known_dtype, lacking
+from anydevice._engines.primitives import Axes, BasePrimitives, functions_of
 from anydevice._engines.torch.arrays import KNOWN, NATIVE
-
-Axes = int | tuple[int, ...]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 # By name and not by row: names are constants to the compiler.
@@ -25,7 +24,7 @@ _THEIRS = {row.name: theirs for row, theirs in NATIVE.items()}
 def _two(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
     """Return the primitive of two arrays, or of an array and a number."""
 
-    def call(_: TorchPrimitives, a: Tensor, b: Tensor) -> Any:
+    def call(a: Tensor, b: Tensor) -> Any:
         return function(*_pair(a, b))
 
     return call
@@ -34,7 +33,7 @@ def _two(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
 def _two_arrays(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
     """Return the same where PyTorch's function takes arrays only: a number becomes one."""
 
-    def call(_: TorchPrimitives, a: Tensor, b: Tensor) -> Any:
+    def call(a: Tensor, b: Tensor) -> Any:
         if not isinstance(b, Tensor):
             return function(a, a.new_full((), b))
         return function(a if isinstance(a, Tensor) else b.new_full((), a), b)
@@ -42,7 +41,9 @@ def _two_arrays(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., A
     return call
 
 
-class TorchPrimitives:
+class TorchPrimitives(
+    BasePrimitives[Tensor], one=functions_of(torch), two=functions_of(torch, _two_arrays)
+):
     """Every primitive over `Tensor`."""
 
     def full(self, shape: Shape, value: float, dtype: DType, like: Tensor) -> Tensor:
@@ -66,53 +67,28 @@ class TorchPrimitives:
     def astype(self, x: Tensor, dtype: DType) -> Tensor:
         return x.to(_theirs(dtype))
 
-    def reshape(self, x: Tensor, shape: Shape) -> Tensor:
-        return torch.reshape(x, shape)
+    reshape = staticmethod(torch.reshape)
+    broadcast_to = staticmethod(torch.broadcast_to)
 
     def permute_dims(self, x: Tensor, axes: Sequence[int]) -> Tensor:
         return torch.permute(x, tuple(axes))
 
-    def broadcast_to(self, x: Tensor, shape: Shape) -> Tensor:
-        return torch.broadcast_to(x, shape)
-
     def concat(self, arrays: Sequence[Tensor], axis: int) -> Tensor:
         return torch.cat(tuple(arrays), axis)
-
-    def slice_axis(self, x: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
-        return x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]
-
-    abs = staticmethod(torch.abs)
-    negative = staticmethod(torch.neg)
-    floor = staticmethod(torch.floor)
-    exp = staticmethod(torch.exp)
-    log = staticmethod(torch.log)
-    sqrt = staticmethod(torch.sqrt)
-    rsqrt = staticmethod(torch.rsqrt)
-    sin = staticmethod(torch.sin)
-    cos = staticmethod(torch.cos)
-    tanh = staticmethod(torch.tanh)
-    sigmoid = staticmethod(torch.sigmoid)
-    erf = staticmethod(torch.erf)
-    isnan = staticmethod(torch.isnan)
-    logical_not = staticmethod(torch.logical_not)
 
     def sign(self, x: Tensor) -> Tensor:
         # PyTorch's sign of NaN is 0.
         signs = torch.sign(x)
         return torch.where(torch.isnan(x), x, signs) if x.dtype.is_floating_point else signs
 
-    add = _two(operator.add)
-    subtract = _two(operator.sub)
-    multiply = _two(operator.mul)
-    divide = _two(operator.truediv)
-    pow = _two(torch.pow)
-    equal = _two(operator.eq)
-    less = _two(operator.lt)
-    less_equal = _two(operator.le)
-    maximum = _two_arrays(torch.maximum)
-    minimum = _two_arrays(torch.minimum)
-    logical_and = _two_arrays(torch.logical_and)
-    logical_or = _two_arrays(torch.logical_or)
+    add = staticmethod(_two(operator.add))
+    subtract = staticmethod(_two(operator.sub))
+    multiply = staticmethod(_two(operator.mul))
+    divide = staticmethod(_two(operator.truediv))
+    pow = staticmethod(_two(torch.pow))
+    equal = staticmethod(_two(operator.eq))
+    less = staticmethod(_two(operator.lt))
+    less_equal = staticmethod(_two(operator.le))
 
     def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return torch.where(condition, *_pair(a, b))
@@ -142,23 +118,17 @@ class TorchPrimitives:
 
     matmul = staticmethod(torch.matmul)
 
-    def take(self, x: Tensor, indices: Tensor, axis: int) -> Tensor:
-        axis %= x.ndim
-        shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
-        if not x.shape[axis]:
-            return x.new_full(shape, _nothing(x))
-        inside, safe = _within(indices, x.shape[axis])
-        elements = torch.index_select(x, axis, safe.reshape(-1)).reshape(shape)
-        over_slices = (*indices.shape, *(1 for _ in x.shape[axis + 1 :]))
-        return torch.where(inside.reshape(over_slices), elements, _nothing(x))
+    _take_along_axis = staticmethod(torch.take_along_dim)
 
-    def take_along_axis(self, x: Tensor, indices: Tensor, axis: int) -> Tensor:
-        axis %= x.ndim
-        if not x.shape[axis]:
-            shape = torch.broadcast_shapes(x.sum(axis, keepdim=True).shape, indices.shape)
-            return x.new_full(shape, _nothing(x))
-        inside, safe = _within(indices, x.shape[axis])
-        return torch.where(inside, torch.take_along_dim(x, safe, axis), _nothing(x))
+    def _take(self, x: Tensor, safe: Tensor, axis: int) -> Tensor:
+        shape = (*x.shape[:axis], *safe.shape, *x.shape[axis + 1 :])
+        return torch.index_select(x, axis, safe.reshape(-1)).reshape(shape)
+
+    def _clamp(self, indices: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        # An index out of range would end a process on CUDA.
+        wide = indices.to(torch.int64)
+        safe = wide.clamp(0, size - 1)
+        return safe == wide, safe
 
     def write(self, x: Tensor, new: Tensor, positions: Tensor) -> Tensor:
         if not (x.numel() and new.numel()):
@@ -170,7 +140,7 @@ class TorchPrimitives:
                 for row, start in enumerate(starts):
                     x[row, :, start : start + new.shape[2]] = new[row]
                 return x
-        inside, target = _within(positions, x.shape[2])
+        inside, target = self._clamp(positions, x.shape[2])
         if new.shape[2] > 1:
             # A row that is left out may not touch another: it writes again what the first of its
             # sequence that is in range writes, to the same place.
@@ -214,26 +184,14 @@ def sortable(x: Tensor) -> Tensor:
     return x.to(torch.uint8) if x.dtype == torch.bool else x
 
 
-def _nothing(x: Tensor) -> float | bool:
-    """Return the value that is read at an index out of range."""
-    if x.dtype.is_floating_point or x.dtype.is_complex:
-        return float("nan")
-    return False if x.dtype == torch.bool else 0
-
-
-def _within(indices: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return whether indices are in range, and clamped ones: others would end a process on CUDA."""
-    places = indices.to(torch.int64)
-    safe = places.clamp(0, size - 1)
-    return safe == places, safe
-
-
 def is_eager(*tensors: Tensor) -> bool:
     """Whether these tensors are neither traced nor wrapped, so that they have addresses."""
-    return not torch.compiler.is_compiling() and all(
-        type(x) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-        for x in tensors
-    )
+    return not torch.compiler.is_compiling() and all(map(is_plain, tensors))
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether a tensor has memory of its own: no subclass, no transformation under way."""
+    return type(x) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def is_eager_on_cpu(*tensors: Tensor) -> bool:

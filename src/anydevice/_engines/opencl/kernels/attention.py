@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
 import numpy as np
-import pyopencl as cl
 from pyopencl.array import Array
 
 from anydevice._core.dtypes import DTYPES
@@ -17,7 +16,6 @@ from anydevice._engines.opencl.kernels import programs
 from anydevice._engines.opencl.kernels.elementwise import (
     extent,
     filled,
-    index_types,
     is_wide,
     plain,
 )
@@ -40,6 +38,17 @@ class Variant(Record):
     lengths: Number | None
     aligned: bool
     wide: bool
+
+    def defines(self, prefix: str) -> dict[str, object]:
+        """Return the definitions in kernels, all without the prefix."""
+        return {
+            "SIZE": self.size,
+            "REPEAT": self.repeat,
+            "HAS_MASK": self.masked,
+            "HAS_LENGTHS": self.lengths is not None,
+            "LENGTH_ELEMENT": "int" if self.lengths is None else self.lengths.element,
+            "WIDTH": 8 if self.aligned else 1,
+        }
 
 
 def attention(
@@ -87,7 +96,8 @@ def _run(
         extent(start, (*x.shape[:3], size), (*step, 1))
         for x, start, step in zip((q, k, v), starts, steps, strict=True)
     )
-    arguments: list[Any] = [heads, queries, keys, (window or 0) if causal else -1, scale]
+    arguments: list[Any] = [heads, queries, keys, (window or 0) if causal else -1]
+    arguments.append(number.scalar(scale))
     for x, start, step in zip((q, k, v), starts, steps, strict=True):
         arguments += (x.base_data, start, *step)
     arguments.append(out.base_data)
@@ -122,14 +132,20 @@ def _start(
     context, (batch, heads, queries, size) = out.context, out.shape
     about = programs.limits(context)
     rows = batch * heads * queries
+    kernel = partial(
+        programs.kernel, context, "attention.cl", number=variant.number, wide=variant.wide,
+        VARIANT=variant,
+    )  # fmt: skip
     if not about.is_cpu and queries > _FEW_QUERIES and _tiles_fit(variant, about):
-        kernel = _tile_kernel(context, variant)
-        if kernel is not None:
-            kernel(batch * heads * -(-queries // _TILE), *arguments, reads=reads)
+        by_tile = programs.kernel_in_one_size(
+            context, ("attention.cl", "attention_tiles.cl"), "attention_by_tile", variant.number,
+            variant.wide, size, VARIANT=variant,
+        )  # fmt: skip
+        if by_tile is not None:
+            by_tile(batch * heads * -(-queries // _TILE), *arguments, reads=reads)
             return
     if about.is_cpu or about.work_group < 16:
-        by_item = _kernel(context, variant, "attention_by_item")
-        by_item.over(rows, rows, *arguments, reads=reads)
+        kernel("attention_by_item", group=1).over(rows, rows, *arguments, reads=reads)
         return
     wanted = -(-4 * about.processors // rows)
     segments = max(1, min(wanted, keys // _KEYS_OF_SEGMENT, 64))
@@ -137,10 +153,10 @@ def _start(
     shares = buffers.new(
         (rows * segments, size + 2) if segments > 1 else (1,), accumulator, context
     )
-    by_query = _kernel(context, variant, "attention_by_query")
+    by_query = kernel("attention_by_query", group=128)
     by_query(rows * segments, segments, shares.base_data, *arguments, reads=reads)
     if segments > 1:
-        join = _kernel(context, variant, "join_segments")
+        join = kernel("join_segments", group=128)
         join.over(out.size, out.size, segments, shares.base_data, out.base_data)
 
 
@@ -149,44 +165,3 @@ def _tiles_fit(variant: Variant, about: programs.Limits) -> bool:
     needed = (2 * _TILE * (variant.size + 1) + _TILE * (_TILE + 4)) * itemsize
     fits = variant.size <= about.work_group and needed <= about.local_memory
     return fits and variant.size in _TILED_SIZES
-
-
-def _defines(variant: Variant) -> tuple[dict[str, object], Any, list[Any]]:
-    """Get the definitions of a kernel, the dtype of an index, and the dtypes of the arguments."""
-    types, index = index_types(variant.wide)
-    defines = {**types, **variant.number.defines()}
-    defines |= {
-        "SIZE": variant.size,
-        "REPEAT": variant.repeat,
-        "HAS_MASK": int(variant.masked),
-        "HAS_LENGTHS": int(variant.lengths is not None),
-        "WIDTH": 8 if variant.aligned else 1,
-    }
-    operand = [None, index, index, index, index]
-    scalars = [index, index, index, index, variant.number.scalar, *operand * 3, None]
-    if variant.lengths is not None:
-        defines["LENGTH_ELEMENT"] = variant.lengths.element
-        scalars += [None, index, index]
-    if variant.masked:
-        scalars += [None, index, index, index, index, index]
-    return defines, index, scalars
-
-
-@lru_cache(maxsize=512)
-def _kernel(context: cl.Context, variant: Variant, name: str) -> programs.Kernel:
-    defines, index, scalars = _defines(variant)
-    arguments, group = {
-        "attention_by_item": ([index, *scalars], 1),
-        "attention_by_query": ([index, None, *scalars], 128),
-        "join_segments": ([index, index, None, None], 128),
-    }[name]
-    return programs.kernel(context, "attention.cl", name, defines, arguments, group)
-
-
-@lru_cache(maxsize=256)
-def _tile_kernel(context: cl.Context, variant: Variant) -> programs.Kernel | None:
-    defines, _, scalars = _defines(variant)
-    files = ("attention.cl", "attention_tiles.cl")
-    return programs.exact_kernel(
-        context, files, "attention_by_tile", defines, scalars, variant.size
-    )

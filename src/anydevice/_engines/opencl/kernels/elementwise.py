@@ -11,7 +11,6 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-import numpy as np
 import pyopencl as cl
 from pyopencl.array import Array
 
@@ -90,13 +89,6 @@ def walk(
 def is_wide(*extents: int) -> bool:
     """Whether an index that goes so far needs 64 bits."""
     return max(extents) > LARGEST_INDEX
-
-
-def index_types(wide: bool) -> tuple[dict[str, object], Any]:
-    """Return the definitions for the type of an index, and its NumPy dtype."""
-    if wide:
-        return {"INDEX": "long", "UNSIGNED": "ulong"}, np.int64
-    return {"INDEX": "int", "UNSIGNED": "uint"}, np.int32
 
 
 def extent(start: int, shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -243,26 +235,21 @@ def _kernel(
     extras: tuple[tuple[str, Number | None], ...],
     sizes_text: str, strides_text: str, offsets_text: str, wide: bool,
 ) -> programs.Kernel:  # fmt: skip
-    types, index = index_types(wide)
-    defines: dict[str, object] = {**types, **numbers[0].defines()}
-    operands, scalars, read, places = "", [], "", offsets_text
+    operands, read, places = "", "", offsets_text
     for name, number in zip(names, numbers, strict=True):
         const = "" if name == "r" else "const "
         operands += f", __global {const}{number.element} *p{name}, const INDEX start_{name}"
-        scalars += [None, index]
         places += f" const size_t i{name} = start_{name} + item_at_{name};"
         if name != "r":
             read += f"const {number.number} {name} = load_{number.name}(p{name}, i{name}); "
     operands += strides_text
     for name, kind in extras:
         operands += f", const {'INDEX' if kind is None else kind.number} {name}"
-    defines |= {"PLACES": sizes_text, "OPERANDS": operands, "OFFSETS": places}
-    defines |= {"READ": read, "BODY": body, "INTEGER_POWERS": int("integer_power" in body)}
-    sizes = [index] * (1 + sizes_text.count(","))
-    steps = [index] * strides_text.count(",")
-    more = [index if kind is None else kind.scalar for _, kind in extras]
-    scalars = [*sizes, *scalars, *steps, *more]
-    return programs.kernel(context, "elementwise.cl", "elementwise", defines, scalars, _GROUP)
+    return programs.kernel(
+        context, "elementwise.cl", "elementwise", numbers[0], wide, _GROUP,
+        PLACES=sizes_text, OPERANDS=operands, OFFSETS=places, READ=read, BODY=body,
+        INTEGER_POWERS="integer_power" in body,
+    )  # fmt: skip
 
 
 def copy(x: Array, out: Array) -> Array:

@@ -12,6 +12,7 @@ from anydevice._engines.opencl.buffers import Ints
 from anydevice._engines.opencl.kernels.elementwise import Reading, copy, plain, run
 from anydevice._engines.opencl.kernels.programs import bits_of, dtype_of, number_of, scalar_bits
 from anydevice._engines.opencl.kernels.reductions import axes_of
+from anydevice._engines.primitives import missing_value
 
 _TAKE = "const long at = (long)b; pr[ir] = at >= 0 && at < size ? pa[ia + at * step] : none;"
 _WRITE = "const long at = (long)b; if (at >= 0 && at < size) pr[ir + at * step] = a;"
@@ -52,7 +53,7 @@ def _gather(
     out = buffers.new(shape, dtype, x.context)
     if not out.size:
         return out
-    none = scalar_bits(float("nan") if dtype.kind in ("float", "complex") else 0, dtype)
+    none = scalar_bits(missing_value(dtype), dtype)
     if not x.size:
         return run("pr[ir] = none;", {}, out, bits, extras=[("none", bits, none)])
     readings = {"a": Reading(x, bits, from_x), "b": _reading_of_indices(indices, from_indices)}

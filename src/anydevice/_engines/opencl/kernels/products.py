@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
-import pyopencl as cl
 from pyopencl.array import Array
 
 from anydevice._core.dtypes import DTYPES
@@ -16,10 +14,8 @@ from anydevice._engines.opencl import buffers
 from anydevice._engines.opencl.buffers import Ints
 from anydevice._engines.opencl.kernels import programs
 from anydevice._engines.opencl.kernels.elementwise import (
-    Walk,
     extent,
     filled,
-    index_types,
     is_wide,
     plain,
     walk,
@@ -46,11 +42,11 @@ class Tiles(Record):
     def local_memory(self, itemsize: int) -> int:
         return (self.rows + self.columns + 8) * self.k * itemsize
 
-    def defines(self) -> dict[str, object]:
+    def defines(self, prefix: str) -> dict[str, object]:
         return {
-            "TILE_ROWS": self.rows,
-            "TILE_COLUMNS": self.columns,
-            "TILE_K": self.k,
+            f"{prefix}ROWS": self.rows,
+            f"{prefix}COLUMNS": self.columns,
+            f"{prefix}K": self.k,
             "ITEM_ROWS": self.item_rows,
             "ITEM_COLUMNS": self.item_columns,
         }
@@ -168,9 +164,10 @@ def _multiply_in_tiles(product: Product, tiles: Tiles) -> bool:
     rows, columns, inner = product.rows, product.columns, product.inner
     edges = bool(rows % tiles.rows or columns % tiles.columns or inner % tiles.k)
     route = walk(product.stack, (product.a_stack, product.b_stack), ("a", "b"), "batch")
-    kernel = _tile_kernel(
-        product.a.context, product.number, tiles, route, edges, product.a_steps[1] == 1,
-        product.b_steps[1] == 1, product.wide,
+    kernel = programs.kernel_in_one_size(
+        product.a.context, "matmul_tiles.cl", "matmul", product.number, product.wide,
+        tiles.group, TILE_=tiles, BATCH_=route, EDGES=edges,
+        A_BY_K=product.a_steps[1] == 1, B_BY_K=product.b_steps[1] == 1,
     )  # fmt: skip
     if kernel is None:
         return False
@@ -184,22 +181,6 @@ def _multiply_in_tiles(product: Product, tiles: Tiles) -> bool:
     return True
 
 
-@lru_cache(maxsize=256)
-def _tile_kernel(
-    context: cl.Context, number: Number, tiles: Tiles, route: Walk,
-    edges: bool, a_by_k: bool, b_by_k: bool, wide: bool,
-) -> programs.Kernel | None:  # fmt: skip
-    types, index = index_types(wide)
-    defines = {**types, **number.defines(), **tiles.defines(), **route.defines("BATCH_")}
-    defines |= {"EDGES": int(edges), "A_BY_K": int(a_by_k), "B_BY_K": int(b_by_k)}
-    operand = [None, index, index, index]
-    walks = [index] * len(route.arguments)
-    scalars = [index, index, index, *operand, *operand, None, *walks]
-    return programs.exact_kernel(
-        context, "matmul_tiles.cl", "matmul", defines, scalars, tiles.group
-    )
-
-
 def _panels(product: Product) -> None:
     """Compute it from panels: each matrix is packed first."""
     context, number = product.a.context, product.number
@@ -208,18 +189,12 @@ def _panels(product: Product) -> None:
     a = _pack(product, product.a, product.a_stack, product.a_steps, rows, high)
     b = _pack(product, product.b, product.b_stack, product.b_steps, columns, 16)
     wide = is_wide(a.size, b.size, product.out.size)
-    kernel = _panel_kernel(context, number, high, wide)
+    kernel = programs.kernel(
+        context, "matmul_panels.cl", "matmul", number, wide, 1,
+        BATCH_=walk((), ((),), ("x",), "batch"), PANEL_ROWS=high, WIDTH=1, RUN=_RUN,
+    )  # fmt: skip
     items = -(-rows // (high * _RUN)) * -(-columns // 16) * product.count
     kernel(items, rows, columns, inner, a.base_data, b.base_data, product.out.base_data)
-
-
-@lru_cache(maxsize=64)
-def _panel_kernel(context: cl.Context, number: Number, high: int, wide: bool) -> programs.Kernel:
-    types, index = index_types(wide)
-    nothing = {"BATCH_SIZES": "", "BATCH_STRIDES": "", "BATCH_OFFSETS": "INDEX batch_at_x = 0;"}
-    defines = {**types, **number.defines(), **nothing, "PANEL_ROWS": high, "WIDTH": 1, "RUN": _RUN}
-    scalars = [index, index, index, None, None, None]
-    return programs.kernel(context, "matmul_panels.cl", "matmul", defines, scalars, 1)
 
 
 def _pack(product: Product, x: Array, stack: Ints, steps: Ints, across: int, width: int) -> Array:
@@ -230,24 +205,15 @@ def _pack(product: Product, x: Array, stack: Ints, steps: Ints, across: int, wid
     count = product.count * panels * inner
     route = walk(product.stack, (stack,), ("x",), "batch")
     wide = product.wide or is_wide(packed.size)
-    kernel = _pack_kernel(context, number, route, width, wide)
+    kernel = programs.kernel(
+        context, "matmul_panels.cl", "pack", number, wide, 64,
+        BATCH_=route, WIDTH=width, PANEL_ROWS=1, RUN=1,
+    )  # fmt: skip
     kernel.over(
         count, count, panels, across, inner,
         x.base_data, buffers.offset_of(x), *steps, packed.base_data, *route.arguments, reads=[x],
     )  # fmt: skip
     return packed
-
-
-@lru_cache(maxsize=256)
-def _pack_kernel(
-    context: cl.Context, number: Number, route: Walk, width: int, wide: bool
-) -> programs.Kernel:
-    types, index = index_types(wide)
-    defines = {**types, **number.defines(), **route.defines("BATCH_")}
-    defines |= {"WIDTH": width, "PANEL_ROWS": 1, "RUN": 1}
-    walks = [index] * len(route.arguments)
-    scalars = [index, index, index, index, None, index, index, index, None, *walks]
-    return programs.kernel(context, "matmul_panels.cl", "pack", defines, scalars, 64)
 
 
 def _few_rows(product: Product, about: programs.Limits) -> None:
@@ -263,32 +229,16 @@ def _few_rows(product: Product, about: programs.Limits) -> None:
     else:
         lanes = max(8, min(64, 1 << (inner // 8).bit_length())) if along_k else 256
     route = walk(product.stack, (product.a_stack, product.b_stack), ("a", "b"), "batch")
-    kernel = _few_rows_kernel(
-        context, product.number, route, product.rows, along_k, aligned, lanes, product.wide,
+    max_across = 64 if about.is_cpu else 32  # neighbouring columns that the items of a group read
+    kernel = programs.kernel(
+        context, "matmul_few_rows.cl", "along_k" if along_k else "along_columns", product.number,
+        product.wide, lanes, BATCH_=route, ROWS=product.rows, ALIGNED=aligned,
+        MOST_ACROSS=max_across,
     )  # fmt: skip
-    across = 1 if along_k else min(kernel.group, _most_across(context))
+    across = 1 if along_k else min(kernel.group, max_across)
     kernel(
         product.count * -(-columns // across), columns, inner,
         product.a.base_data, starts[0], a_row, product.b.base_data, starts[1],
         b_column if along_k else b_k, product.out.base_data, *route.arguments,
         reads=[product.a, product.b],
     )  # fmt: skip
-
-
-def _most_across(context: cl.Context) -> int:
-    """Return how many neighbouring columns the items of a group read."""
-    return 64 if programs.limits(context).is_cpu else 32
-
-
-@lru_cache(maxsize=256)
-def _few_rows_kernel(
-    context: cl.Context, number: Number, route: Walk,
-    rows: int, along_k: bool, aligned: bool, lanes: int, wide: bool,
-) -> programs.Kernel:  # fmt: skip
-    types, index = index_types(wide)
-    defines = {**types, **number.defines(), **route.defines("BATCH_")}
-    defines |= {"ROWS": rows, "ALIGNED": int(aligned), "MOST_ACROSS": _most_across(context)}
-    walks = [index] * len(route.arguments)
-    scalars = [index, index, None, index, index, None, index, index, None, *walks]
-    name = "along_k" if along_k else "along_columns"
-    return programs.kernel(context, "matmul_few_rows.cl", name, defines, scalars, lanes)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyopencl as cl
@@ -73,16 +73,24 @@ def _no_doubles(device: cl.Device) -> Absent | None:
     return Absent(what, "convert the array to float32", "no_dtype")
 
 
-class Kernel:
-    """A kernel of a built program, ready to be started with groups of `group` work items."""
+@runtime_checkable
+class Definitions(Protocol):
+    """A value that stands for several definitions of a kernel's text."""
 
-    def __init__(
-        self, kernel: cl.Kernel, context: cl.Context, scalars: Sequence[Any], group: int
-    ) -> None:
-        kernel.set_scalar_arg_dtypes(list(scalars))
+    def defines(self, prefix: str) -> dict[str, object]: ...
+
+
+class Kernel:
+    """A kernel of a built program, ready to be started with groups of `group` work items.
+
+    Of its arguments, Python integers have the dtype `index`, and NumPy's numbers their own.
+    """
+
+    def __init__(self, kernel: cl.Kernel, context: cl.Context, index: type, group: int) -> None:
         self._kernel, self._queue = kernel, buffers.queue_of_context(context)
-        self._context = context
+        self._context, self._index = context, index
         self._lock = ForkSafeLock()  # the arguments of a kernel are set one after the other
+        self._has_types = False
         self.group = group
 
     def __call__(self, groups: int, *arguments: Any, reads: Sequence[Array] = ()) -> None:
@@ -92,51 +100,69 @@ class Kernel:
             raise ValueError("the arrays that a kernel reads are on several devices")
         size, events = self.group, buffers.events_of(*reads)
         with self._lock.native:
+            if not self._has_types:
+                self._kernel.set_scalar_arg_dtypes([self._type_of(x) for x in arguments])
+                self._has_types = True
             self._kernel(self._queue, (groups * size,), (size,), *arguments, wait_for=events)
 
     def over(self, items: int, *arguments: Any, reads: Sequence[Array] = ()) -> None:
         """Start at least this many items; the kernel itself leaves the surplus ones out."""
         self(-(-items // self.group), *arguments, reads=reads)
 
+    def _type_of(self, argument: Any) -> type | None:
+        if isinstance(argument, int):
+            return self._index
+        return type(argument) if isinstance(argument, np.generic) else None  # a buffer
 
+
+@lru_cache(maxsize=4096)
 def kernel(
-    context: cl.Context,
-    files: str | tuple[str, ...],
-    name: str,
-    defines: Mapping[str, object],
-    scalars: Sequence[Any],
-    group: int,
-) -> Kernel:
+    context: cl.Context, files: str | tuple[str, ...], name: str, number: Number, wide: bool,
+    group: int, **defines: object,
+) -> Kernel:  # fmt: skip
     """Return a kernel of our files, with `GROUP` defined as the work items of a group.
 
-    `defines` are put before the text. `scalars` are the NumPy types of the arguments, `None` for
-    buffers. The group is a power of two, halved until the device takes the built kernel.
+    `wide` gives indices 64 bits. `defines` are put before the text; a `Number` or a `Walk` defines
+    several names, with its key as their prefix. The group is a power of two, halved until the
+    device takes the built kernel.
     """
     group = 1 << (min(group, limits(context).work_group).bit_length() - 1)
-    while (made := exact_kernel(context, files, name, defines, scalars, group)) is None:
+    while (made := exact_kernel(context, files, name, number, wide, defines, group)) is None:
         group //= 2
     return made
 
 
-def exact_kernel(
-    context: cl.Context,
-    files: str | tuple[str, ...],
-    name: str,
-    defines: Mapping[str, object],
-    scalars: Sequence[Any],
-    group: int,
-) -> Kernel | None:
+@lru_cache(maxsize=512)
+def kernel_in_one_size(
+    context: cl.Context, files: str | tuple[str, ...], name: str, number: Number, wide: bool,
+    group: int, **defines: object,
+) -> Kernel | None:  # fmt: skip
     """Return the same with groups of just this size; `None` if the device does not take them."""
+    return exact_kernel(context, files, name, number, wide, defines, group)
+
+
+def exact_kernel(
+    context: cl.Context, files: str | tuple[str, ...], name: str, number: Number, wide: bool,
+    defines: Mapping[str, object], group: int,
+) -> Kernel | None:  # fmt: skip
+    """Build a kernel with groups of just this size; `None` if the device does not take them."""
     if group > limits(context).work_group:
         return None
-    lines = [f"#define {key} {value}" for key, value in {**defines, "GROUP": group}.items()]
+    types = {"INDEX": "long", "UNSIGNED": "ulong"} if wide else {"INDEX": "int", "UNSIGNED": "uint"}
+    words: dict[str, object] = {**types, **number.defines(), "GROUP": group}
+    for key, value in defines.items():
+        words |= value.defines(key) if isinstance(value, Definitions) else {key: value}
+    lines = [
+        f"#define {key} {int(value) if isinstance(value, bool) else value}"
+        for key, value in words.items()
+    ]
     texts = [text(file) for file in ((files,) if isinstance(files, str) else files)]
     source = "\n".join((*lines, text("numbers.cl"), *texts))
     built = cl.Kernel(program(context, source), name)
-    most = cl.kernel_work_group_info.WORK_GROUP_SIZE
-    if group > max(1, built.get_work_group_info(most, context.devices[0])):
+    max_size = cl.kernel_work_group_info.WORK_GROUP_SIZE
+    if group > max(1, built.get_work_group_info(max_size, context.devices[0])):
         return None
-    return Kernel(built, context, scalars, group)
+    return Kernel(built, context, np.int64 if wide else np.int32, group)
 
 
 @cache
@@ -170,13 +196,14 @@ class Number(Record):
         return self.number in ("float", "double")
 
     def defines(self, prefix: str = "") -> dict[str, object]:
-        """Return the definitions of the dtype in kernels: NAME, ELEMENT, NUMBER, LOAD and STORE."""
+        """Return the definitions of the dtype in kernels: NAME, ELEMENT, NUMBER, LOAD, STORE."""
         return {
             f"{prefix}NAME": self.name,
             f"{prefix}ELEMENT": self.element,
             f"{prefix}NUMBER": self.number,
             f"{prefix}LOAD": f"load_{self.name}",
             f"{prefix}STORE": f"store_{self.name}",
+            f"{prefix}FLOATING": int(self.floating),
         }
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from math import prod
 
 import numpy as np
-import pyopencl as cl
 from pyopencl.array import Array
 
 from anydevice._core.dtypes import DTYPES
@@ -14,10 +13,8 @@ from anydevice._engines.opencl import buffers
 from anydevice._engines.opencl.buffers import Ints
 from anydevice._engines.opencl.kernels import programs
 from anydevice._engines.opencl.kernels.elementwise import (
-    Walk,
     extent,
     filled,
-    index_types,
     is_wide,
     plain,
     walk,
@@ -103,41 +100,21 @@ def _run(
         result = buffers.new((outputs, segments), DTYPES[stored.name], x.context)
     start = buffers.offset_of(x)
     far = extent(start, outer + gone, strides + steps)
-    kernel, routes = _kernel(
-        kind, x.context, number, stored, outer, strides, gone, steps, together,
-        is_wide(far),
+    across, along = walk(outer, (strides,), ("x",), "output"), walk(gone, (steps,), ("x",), "term")
+    kernel = programs.kernel(
+        x.context, "reduce.cl", "reduce", number, is_wide(far), _LANES if together else 64,
+        RESULT_=stored, KEPT_=across, RUN_=along, COOPERATE=together,
+        **{"JOIN_TWO(a, b)": _JOINED[kind]}, NEUTRAL=_neutral(kind, number),
     )  # fmt: skip
     units = outputs * segments
     arguments = (units, segments, count, chunk, x.base_data, start, result.base_data)
-    sizes = (*routes[0].sizes, *routes[1].sizes, *routes[0].strides, *routes[1].strides)
+    sizes = (*across.sizes, *along.sizes, *across.strides, *along.strides)
     (kernel if together else kernel.over)(units, *arguments, *sizes, reads=[x])
     if segments > 1:
         _run(kind, result, (outputs,), (segments,), (segments,), (1,), stored, out)
 
 
-@lru_cache(maxsize=1024)
-def _kernel(
-    kind: str, context: cl.Context, number: Number, stored: Number,
-    kept: Ints, strides: Ints, gone: Ints, steps: Ints, together: bool, wide: bool,
-) -> tuple[programs.Kernel, tuple[Walk, Walk]]:  # fmt: skip
-    types, index = index_types(wide)
-    outer, inner = walk(kept, (strides,), ("x",), "output"), walk(gone, (steps,), ("x",), "term")
-    defines: dict[str, object] = {
-        **types,
-        **number.defines(),
-        **stored.defines("RESULT_"),
-        **outer.defines("KEPT_"),
-        **inner.defines("RUN_"),
-        "COOPERATE": int(together),
-        "JOIN_TWO(a, b)": _JOINED[kind],
-        "NEUTRAL": _neutral(kind, number),
-    }
-    walks = len(outer.arguments + inner.arguments)
-    scalars = [*[index] * 4, None, index, None, *[index] * walks]
-    group = _LANES if together else 64
-    return programs.kernel(context, "reduce.cl", "reduce", defines, scalars, group), (outer, inner)
-
-
+@cache
 def _neutral(kind: str, number: Number) -> str:
     """Return the neutral element: joined with any number, it gives that number."""
     if kind in ("sum", "prod"):
@@ -166,19 +143,12 @@ def argmax(x: Array, axis: int) -> Array:
     start, count, step = buffers.offset_of(x), x.shape[at], own[at]
     far = extent(start, (*shape, count), (*strides, step))
     route = walk(shape, (strides,), ("x",), "output")
-    kernel = _argmax(x.context, number, route, is_wide(far))
+    kernel = programs.kernel(
+        x.context, "largest.cl", "argmax", number, is_wide(far), 64, KEPT_=route
+    )
     arguments = (out.size, count, step, x.base_data, start, out.base_data)
     kernel.over(out.size, *arguments, *route.arguments, reads=[x])
     return out
-
-
-@lru_cache(maxsize=256)
-def _argmax(context: cl.Context, number: Number, route: Walk, wide: bool) -> programs.Kernel:
-    types, index = index_types(wide)
-    defines = {**types, **number.defines(), **route.defines("KEPT_")}
-    defines |= {"FLOATING": int(number.floating)}
-    scalars = [index, index, index, None, index, None, *[index] * len(route.arguments)]
-    return programs.kernel(context, "largest.cl", "argmax", defines, scalars, 64)
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
@@ -199,21 +169,12 @@ def _top(x: Array, k: int, number: Number, values: Array, places: Array) -> None
     count, start = x.shape[-1], buffers.offset_of(x)
     wide = is_wide(start + x.size)
     lanes = 16 if about.is_cpu else min(_LANES, 2 ** max(5, (count - 1).bit_length()))
-    kernel = _top_kernel(x.context, number, lanes, values is not None, wide)
+    kernel = programs.kernel(
+        x.context, "largest.cl", "top_k", number, wide, lanes,
+        KEPT_=walk((), ((),), ("x",), "output"), KEEP_VALUES=values is not None,
+    )  # fmt: skip
     results = (places.base_data if values is None else values.base_data, places.base_data)
     kernel(x.size // count, count, k, x.base_data, start, *results, reads=[x])
-
-
-@lru_cache(maxsize=256)
-def _top_kernel(
-    context: cl.Context, number: Number, lanes: int, values: bool, wide: bool
-) -> programs.Kernel:
-    types, index = index_types(wide)
-    defines = {**types, **number.defines(), "FLOATING": int(number.floating)}
-    defines |= {"KEPT_SIZES": "", "KEPT_STRIDES": "", "KEPT_OFFSETS": "INDEX output_at_x = 0;"}
-    defines |= {"KEEP_VALUES": int(values)}
-    scalars = [index, index, None, index, None, None]
-    return programs.kernel(context, "largest.cl", "top_k", defines, scalars, lanes)
 
 
 _RUN = 16
@@ -233,29 +194,18 @@ def in_order(x: Array, descending: bool) -> tuple[Array, Array]:
     wide = is_wide(start + 2 * x.size)
     runs, (values, places) = -(-count // _RUN), pairs[0]
     units = x.size // count * runs
-    kernel = _sort_kernel(x.context, number, "sort_runs", descending, wide)
+    sort_runs, merge_runs = (
+        programs.kernel(x.context, "sort.cl", name, number, wide, 64, DESCENDING=descending)
+        for name in ("sort_runs", "merge_runs")
+    )
     arguments = (units, count, runs, _RUN, rows.base_data, start)
-    kernel.over(units, *arguments, values.base_data, places.base_data, reads=[rows])
-    kernel = _sort_kernel(x.context, number, "merge_runs", descending, wide)
+    sort_runs.over(units, *arguments, values.base_data, places.base_data, reads=[rows])
     width = _RUN
     while width < count:
         pairs.reverse()
         to_values, to_places = pairs[0]
         arrays = (values, places, to_values, to_places)
         pointers = [array.base_data for array in arrays]
-        kernel.over(x.size, x.size, count, width, *pointers, reads=[values, places])
+        merge_runs.over(x.size, x.size, count, width, *pointers, reads=[values, places])
         (values, places), width = pairs[0], 2 * width
     return values, places
-
-
-@lru_cache(maxsize=256)
-def _sort_kernel(
-    context: cl.Context, number: Number, name: str, descending: bool, wide: bool
-) -> programs.Kernel:
-    types, index = index_types(wide)
-    defines = {**types, **number.defines(), "FLOATING": int(number.floating)}
-    defines |= {"DESCENDING": int(descending)}
-    scalars = [index] * 4 + [None, index, None, None]
-    if name == "merge_runs":
-        scalars = [index] * 3 + [None] * 4
-    return programs.kernel(context, "sort.cl", name, defines, scalars, 64)

@@ -12,7 +12,7 @@ from pyopencl.array import Array
 
 from anydevice._engines.opencl import buffers
 from anydevice._engines.opencl.kernels import programs
-from anydevice._engines.opencl.kernels.elementwise import extent, index_types, is_wide, plain
+from anydevice._engines.opencl.kernels.elementwise import extent, is_wide, plain
 from anydevice._engines.opencl.kernels.programs import Number, dtype_of, number_of
 
 _PER_ITEM = 128
@@ -55,12 +55,12 @@ def _rows(
     aligned = not any(place % widest for place in (columns, *starts))
     present = tuple(factor is not None for factor in factors)
     kernel = _kernel(name, number, x.context, columns, widest if aligned else 1, present)
-    arguments: list[Any] = [columns, x.base_data, starts[0], out.base_data]
+    arguments: list[Any] = [columns, x.base_data, np.int64(starts[0]), out.base_data]
     for factor in factors:
         # A kernel that uses no weight gets some memory all the same: not every driver takes none.
         source = x if factor is None else plain(factor)
-        arguments += (source.base_data, buffers.offset_of(source))
-    arguments += [] if eps is None else [eps]
+        arguments += (source.base_data, np.int64(buffers.offset_of(source)))
+    arguments += [] if eps is None else [number.scalar(eps)]
     kernel(x.size // columns, *arguments, reads=[x, *given])
     return out
 
@@ -78,15 +78,12 @@ def _kernel(
     pieces = columns // width
     group = 1 if about.is_cpu else min(1024, max(32, 1 << (-(-pieces // 4) - 1).bit_length()))
     group = min(group, 1 << (about.work_group.bit_length() - 1))
-    factors: list[Any] = [None, np.int64] * len(present)
-    eps: list[Any] = [number.scalar] if present else []
-    scalars = [np.int32, None, np.int64, None, *factors, *eps]
     while True:
         items = 1 << (-(-pieces // group) - 1).bit_length()
         in_registers = items if not about.is_cpu and items * width <= _PER_ITEM else 0
-        defines = {**number.defines(), "WIDTH": width, "ITEMS": in_registers}
-        defines |= {"HAS_WEIGHT": int(any(present[:1])), "HAS_BIAS": int(any(present[1:]))}
-        made = programs.exact_kernel(context, "rows.cl", name, defines, scalars, group)
+        defines = {"WIDTH": width, "ITEMS": in_registers}
+        defines |= {"HAS_WEIGHT": any(present[:1]), "HAS_BIAS": any(present[1:])}
+        made = programs.exact_kernel(context, "rows.cl", name, number, False, defines, group)
         if made is not None:
             return made
         group //= 2
@@ -111,7 +108,9 @@ def rope(
     start, place_start = buffers.offset_of(x), buffers.offset_of(positions)
     wide = is_wide(extent(start, x.shape, steps), x.size)
     integer = number_of(dtype_of(positions), x.context)
-    kernel = _rope_kernel(x.context, number, integer, interleaved, wide)
+    kernel = programs.kernel(
+        x.context, "rope.cl", "rope", number, wide, 256, PLACE_=integer, INTERLEAVED=interleaved
+    )
     kernel.over(
         x.size // 2, x.size // 2, heads, tokens, size // 2,
         x.base_data, start, *steps, positions.base_data, place_start,
@@ -126,14 +125,3 @@ def rope(
 def _frequencies(context: cl.Context, size: int, theta: float, factor: float) -> Array:
     exponents = np.arange(0, size, 2, dtype=np.float64) / size
     return buffers.from_host((theta**-exponents / factor).astype(np.float32), context)
-
-
-@lru_cache(maxsize=64)
-def _rope_kernel(
-    context: cl.Context, number: Number, integer: Number, interleaved: bool, wide: bool
-) -> programs.Kernel:
-    types, index = index_types(wide)
-    defines = {**types, **number.defines(), **integer.defines("PLACE_")}
-    defines |= {"INTERLEAVED": int(interleaved)}
-    scalars = [*[index] * 4, None, *[index] * 5, None, *[index] * 3, None, None]
-    return programs.kernel(context, "rope.cl", "rope", defines, scalars, 256)

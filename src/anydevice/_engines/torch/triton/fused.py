@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from anydevice._core.rope_scaling import depends_on_length, frequencies
+from anydevice._engines.torch.primitives import is_plain
 from anydevice._engines.trust import is_trusted
 
 MOST_ROWS = 8
@@ -35,7 +36,6 @@ _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "b
 _HALF = (torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int32, torch.int64)
 _SIZES = (16, 32, 64, 128, 256)
-_PLAIN = (Tensor, torch.nn.Parameter)
 # Triton's interpreter, which is asked for by this variable, takes tensors of the CPU instead.
 _PLACE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 _GPU = "rocm" if torch.version.hip else "cuda"
@@ -327,7 +327,7 @@ def _prompt_layer(x: Tensor, *others: Any) -> Any:
     from anydevice._engines.torch.triton.prompt_layer import fits, prompt_layer
 
     *arguments, only = others if len(others) == LAYER_ARGUMENTS else (*others, None)
-    if only is not None and not _serves(x, only):
+    if only is not None and not (_serves(x, only) and only.dtype == others[0].dtype):
         return NotImplemented
     layer = partial(prompt_layer, only=only)
     return _whole_layer(layer, partial(fits, only=only), x, *arguments)
@@ -337,7 +337,7 @@ def _whole_layer(
     layer: Callable[..., Tensor], fits: Callable[..., bool], x: Tensor, positions: Tensor,
     keys: Tensor, values: Tensor, *arguments: Any,
 ) -> Any:  # fmt: skip
-    from anydevice._engines.torch.triton.decode_attention import Rotation
+    from anydevice._engines.torch.triton.decode_attention import LARGEST_SIZE, Rotation
     from anydevice._engines.torch.triton.decoder_layer import LayerWeights
 
     weights, config = LayerWeights(*arguments[:-1]), arguments[-1]
@@ -348,7 +348,13 @@ def _whole_layer(
         or positions.dtype not in _INTEGERS
         or depends_on_length(dict(config.scaling))
         or _needs_gradient(x, keys, values, *present)
-        or not fits(x, positions, keys, values, present, config)
+        or x.ndim != 3
+        or config.size > LARGEST_SIZE
+        or keys.shape != values.shape
+        or positions.shape != x.shape[:1]
+        or not positions.is_contiguous()
+        or any(y.dtype != x.dtype or not y.is_contiguous() for y in (x, keys, values, *present))
+        or not fits(x, keys, config)
     ):
         return NotImplemented
     rotation = Rotation()
@@ -377,20 +383,13 @@ def _serves(x: Tensor, *others: Any) -> bool:
         return False
     if any(other.device != x.device for other in others):
         return False
-    return torch.compiler.is_compiling() or all(_is_plain(one) for one in (x, *others))
+    if torch.compiler.is_compiling():
+        return True
+    return all(is_plain(one) and one.layout == torch.strided for one in (x, *others))
 
 
 def _serves_eagerly(x: Tensor, *others: Any) -> bool:
     return not torch.compiler.is_compiling() and _serves(x, *others)
-
-
-def _is_plain(x: Tensor) -> bool:
-    """Whether a tensor has its memory to itself: no subclass, no transformation under way."""
-    return (
-        type(x) in _PLAIN
-        and x.layout == torch.strided
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-    )
 
 
 def _has_rows(x: Tensor) -> bool:

@@ -20,7 +20,6 @@ from anydevice._core.engine import LayerConfig
 from anydevice._core.record import replace
 from anydevice._engines.torch.fused import PREFER, causal_attention
 from anydevice._engines.torch.triton.decode_attention import (
-    LARGEST_SIZE,
     MOST_GROUP,
     Rotation,
     _head,
@@ -195,31 +194,12 @@ def _rotate(
             tl.store(values + slot * size + place[None, :], fresh, writable)
 
 
-def fits(
-    x: Tensor,
-    positions: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    weights: list[Tensor],
-    config: LayerConfig,
-    only: Tensor | None,
-) -> bool:
-    """Whether these are contiguous, of one dtype, and of sizes that kernels have."""
-    if only is not None and not (
-        only.shape == positions.shape
-        and only.dtype == positions.dtype
-        and x.shape[0] <= MOST_ROWS
-        and config.heads // config.kv_heads <= MOST_GROUP
+def fits(x: Tensor, keys: Tensor, config: LayerConfig, only: Tensor | None) -> bool:
+    """Whether the kernels have these sizes, for inputs that any layer takes."""
+    if only is not None and (
+        only.shape != x.shape[:1]
+        or x.shape[0] > MOST_ROWS
+        or config.heads // config.kv_heads > MOST_GROUP
     ):
         return False
-    return bool(
-        x.ndim == 3
-        and x.shape[1] > 1
-        and not config.ring
-        and config.size <= LARGEST_SIZE
-        and config.size % 8 == 0
-        and keys.shape == values.shape
-        and positions.shape == (x.shape[0],)
-        and positions.is_contiguous()
-        and all(one.dtype == x.dtype and one.is_contiguous() for one in (x, keys, values, *weights))
-    )
+    return bool(x.shape[1] > 1 and not config.ring and config.size % 8 == 0)
