@@ -94,9 +94,7 @@ def test_speeds_are_those_of_real_runs(model: Any) -> None:
     assert (unlimited.decode_limit, unlimited.prefill_limit) == (None, None)
 
 
-def test_prompts_are_of_many_tokens_so_that_experts_are_used_as_by_a_text(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_have_as_many_tokens_as_texts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
     steps = model.steps
 
@@ -137,9 +135,7 @@ def test_the_command(
     assert "tok/s" in out
 
 
-def test_no_file_of_the_model_is_replaced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_file_of_it_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = tmp_path / "config.json"
     own.write_text("{}")
     assert main(["bench", "--llm", str(tmp_path), "--device", "cpu", "--json", str(own)]) == 2

@@ -139,9 +139,7 @@ def test_whole_entries_and_those_of_another_format_stay(compiler: Any, tmp_path:
     assert (tmp_path / "zlib-cache").exists()  # it was looked at before
 
 
-def test_entries_are_looked_at_by_one_process_or_a_later_one(
-    jax: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entries_take_turns(jax: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice._engines.jax import compiler
 
     monkeypatch.setattr(compiler, "_LOOKING", 0.0)  # one entry each
@@ -166,9 +164,7 @@ def test_entries_are_looked_at_by_one_process_or_a_later_one(
     assert (tmp_path / "mine").read_bytes() == b"mine"
 
 
-def test_what_jax_has_not_used_for_long_goes_where_there_is_much(
-    jax: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_oldest_entries_go(jax: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice._engines.jax import compiler
 
     (tmp_path / "ours").mkdir()

@@ -69,9 +69,7 @@ def test_precision_is_that_of_weights_and_results(here: Device, precision: str) 
 
 
 @pytest.mark.parametrize("optimize", ["none", "default"])
-def test_a_function_that_holds_an_array_of_another_device(
-    eager_backend: None, optimize: str
-) -> None:
+def test_a_function_with_an_array_from_elsewhere(eager_backend: None, optimize: str) -> None:
     import torch
 
     held = torch.ones(2, device="meta")

@@ -56,9 +56,7 @@ def test_rows_inside_may_be_in_another_order() -> None:
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_what_only_compiled_code_does_wrong_is_caught(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_of_compiled_code_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     precision, spoil = COMPILED[name]
     calls = iter(range(1, 1000))
 

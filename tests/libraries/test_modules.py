@@ -126,9 +126,7 @@ def detached(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_module_is_verified_in_every_precision(
-    brought: tuple[str, str, Any, int], precision: str
-) -> None:
+def test_modules_are_verified(brought: tuple[str, str, Any, int], precision: str) -> None:
     kind, engine, module, parts = brought
     want = plainly(module, engine)
     compiled = compiled_on_cpu(module, precision=precision, verify=X)
@@ -168,9 +166,7 @@ def test_modules_of_pytorch_are_compiled() -> None:
 @pytest.mark.usefixtures("eager_backend")
 @pytest.mark.parametrize("optimize", ["none", "default"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "mixed"])
-def test_results_of_pytorch_carry_gradients_where_asked(
-    torch: Any, optimize: str, precision: str
-) -> None:
+def test_pytorch_gives_gradients_if_asked(torch: Any, optimize: str, precision: str) -> None:
     module = torch_module()
     options = {"optimize": optimize, "precision": precision}
     compiled = anydevice.compile(module, "cpu", **options)
@@ -439,9 +435,7 @@ def counting(kind: str) -> Any:
     ("kind", "name"),
     [("buffer", "calls"), ("new buffer", "calls"), ("attribute", "count"), ("list", None)],
 )
-def test_a_module_that_changes_itself_is_told_from_a_wrong_compiler(
-    kind: str, name: str | None, precision: str
-) -> None:
+def test_a_module_that_changes_itself(kind: str, name: str | None, precision: str) -> None:
     compiled = compiled_on_cpu(counting(kind), precision=precision)
     why = f": the model changes its {name} in each call" if name else ""
     for _ in range(2):

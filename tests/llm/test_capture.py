@@ -59,9 +59,7 @@ def tokens(runner: OpsRunner, model: Any, prompts: Any, most: int, **options: An
         {"temperature": 0.8, "top_k": 20, "repetition_penalty": 1.2, "seed": 4, "logprobs": True},
     ],
 )
-def test_the_tokens_are_those_of_steps_in_ops(
-    model: llm.LanguageModel, options: Mapping[str, Any]
-) -> None:
+def test_tokens_are_those_of_ops(model: llm.LanguageModel, options: Mapping[str, Any]) -> None:
     executor = model._executor
     runner = CapturedRunner(executor, 2, 64, CapturedStep)
     for prompts in (PROMPTS, PROMPTS[::-1]):  # the second time, what was captured is used again
@@ -73,9 +71,7 @@ def test_the_tokens_are_those_of_steps_in_ops(
     assert len(runner._step_graphs) == 1
 
 
-def test_steps_of_the_kinds_of_sampling_that_were_last_used_are_kept(
-    model: llm.LanguageModel,
-) -> None:
+def test_steps_of_the_last_kinds_of_sampling_are_kept(model: llm.LanguageModel) -> None:
     executor = model._executor
     runner = CapturedRunner(executor, 2, 64, CapturedStep)
     small: list[dict[str, Any]] = [{"top_k": top_k} for top_k in (1, 7, 64)]
@@ -131,9 +127,7 @@ def test_which_layers_an_engine_may_compute_in_one_go(change: dict[str, Any], fi
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3"])
-def test_experts_of_a_step_read_nothing_on_the_host(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_read_nothing_on_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a graph needs it: with tensors that have no numbers to be read."""
     pytest.importorskip("transformers")
     made = reference(name)
@@ -195,9 +189,7 @@ def test_kernels_are_checked_where_none_was_yet(monkeypatch: pytest.MonkeyPatch)
     assert asked == [("cuda:0", ["bfloat16"])]
 
 
-def test_short_prompts_are_read_by_graphs(
-    model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_read_prompts(model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one length, and padded: the same tokens, and few graphs are kept."""
     if model.device.backend == "cuda":
         pytest.skip("in ops a prompt cannot be captured there")
@@ -218,9 +210,7 @@ def _no_setter(_: object, value: bool) -> None:
     """What is read in ops here counts as read in few launches."""
 
 
-def test_a_short_prompt_is_read_in_one_size_with_a_graph_and_without(
-    model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_have_one_size(model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries round otherwise for other sizes, and the same call gives the same numbers."""
     executor, sizes = model._executor, []
     whole = executor.forward

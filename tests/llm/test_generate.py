@@ -104,9 +104,7 @@ def test_prompts_of_unequal_lengths_get_what_they_get_alone(model: llm.LanguageM
     assert len({reply.tokens for reply in together}) == 4
 
 
-def test_a_prompt_is_read_in_pieces(
-    model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_come_in_pieces(model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [model.tokenizer.encode(OPENING * count) for count in (3, 1, 2)]
     expected = [reply.tokens for reply in model.generate(prompts, 8)]
     monkeypatch.setattr(generation, "PREFILL_CHUNK", {"cpu": 48, "other": 48})
@@ -181,9 +179,7 @@ def test_jax_writes_into_the_cache_that_it_was_given(stories: Path) -> None:
     assert [layer["keys"].unsafe_buffer_pointer() for layer in runner._cache] == addresses
 
 
-def test_jax_compiles_one_program_for_all_layers_of_a_kind(
-    stories: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jax_compiles_a_layer_of_each_kind(stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     traced = counted(monkeypatch, decoder, "run_layer")  # called only to be traced
     model = llm.load(stories, device_of_engine("jax"))
     model.generate(OPENING, 4)
@@ -193,9 +189,7 @@ def test_jax_compiles_one_program_for_all_layers_of_a_kind(
     assert len(traced) == 2  # same sizes: same programs
 
 
-def test_jax_compiles_one_choice_for_all_small_top_k(
-    stories: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jax_compiles_one_small_top_k(stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     traced = counted(monkeypatch, generation, "select_token")
     model, numpy = llm.load(stories, device_of_engine("jax")), loaded(stories, "numpy")
     model.generate("", 2, top_k=7, seed=1)
@@ -286,9 +280,7 @@ def test_pieces_of_a_stream_are_the_text(model: llm.LanguageModel) -> None:
     assert reply.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
-def test_a_closed_or_interrupted_stream_leaves_the_model_usable(
-    model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_may_be_closed(model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = model.generate(OPENING, 12)
     with model.stream(OPENING, 100) as stream:
         first = next(stream)
@@ -364,9 +356,7 @@ def test_a_text_is_scored_as_transformers_does(model: llm.LanguageModel, stories
     assert score.perplexity == pytest.approx(float((-exact.mean()).exp()), rel=1e-4)
 
 
-def test_a_penalty_counts_prompt_and_reply_as_in_transformers(
-    one: llm.LanguageModel, stories: Path
-) -> None:
+def test_a_penalty_counts_prompt_and_reply(one: llm.LanguageModel, stories: Path) -> None:
     torch, theirs = in_transformers(stories)
     ids = torch.tensor([one.tokenizer.encode(OPENING)])
     expected = theirs.generate(
@@ -418,9 +408,7 @@ def test_a_stream_that_is_collected_within_a_step_holds_nobody_up(one: llm.Langu
     assert not thread.is_alive()
 
 
-def test_what_others_do_is_refused_with_their_names(
-    one: llm.LanguageModel, stories: Path, tmp_path: Path
-) -> None:
+def test_what_others_do_is_named(one: llm.LanguageModel, stories: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="vLLM"):
         llm.load(stories, ["cpu", "cpu:1"])  # type: ignore[arg-type]
     picture = {"type": "image_url", "image_url": {"url": "file:///a.png"}}
@@ -473,9 +461,7 @@ def from_the_start(model: llm.LanguageModel, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_the_next_turn_reads_only_what_is_new(
-    stories: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_reads_new_text(stories: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = loaded(stories, name), list[int]()
     passed = model._executor.forward
 

@@ -175,9 +175,7 @@ def test_packed_tensors_are_what_the_package_unpacks(tmp_path: Path, packing: st
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q8_0"])
-def test_tensors_are_read_from_any_block_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_any_block_may_be_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Packed by hand, in blocks of any bytes but finite scales; read in pieces and whole."""
     number = gguf.GGMLQuantizationType[kind]
     elements, size = gguf.GGML_QUANT_SIZES[number]
@@ -200,9 +198,7 @@ def test_tensors_are_read_from_any_block_on(
     assert_same_values(row, theirs[7], because=SAME_PROGRAM)
 
 
-def test_without_the_package_a_config_is_read_and_weights_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_gguf_configs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = made(tmp_path, "llama", packing="Q8_0")[1]
     monkeypatch.setitem(sys.modules, "gguf", None)
     description = describe(read_config(packed))
@@ -342,9 +338,7 @@ def test_errors_of_the_template_name_the_file_it_is_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pre", SPLITTINGS)
-def test_byte_level_text_comes_back_and_pieces_are_those_of_the_pattern(
-    tmp_path: Path, pre: str
-) -> None:
+def test_byte_level_text_comes_back(tmp_path: Path, pre: str) -> None:
     file = tokenizer_file(tmp_path, byte_level(pre))
     tokenizer = tokenizer_of(file)
     for line in LINES:
@@ -398,9 +392,7 @@ def test_bos_is_added_where_the_file_says_so(tmp_path: Path) -> None:
         {},
     ],
 )
-def test_others_need_a_tokenizer_json_beside_them(
-    stories: Path, tmp_path: Path, metadata: dict[str, Any]
-) -> None:
+def test_others_need_a_json_file(stories: Path, tmp_path: Path, metadata: dict[str, Any]) -> None:
     file = tokenizer_file(tmp_path, metadata)
     with pytest.raises(UnsupportedError, match=r"t\.gguf.*put the tokenizer\.json"):
         tokenizer_of(file)

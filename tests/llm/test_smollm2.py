@@ -73,9 +73,7 @@ def test_greedy_tokens_are_those_that_transformers_gave(smollm2: Path, name: str
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["torch", "jax", "mlx", "numpy"])
-def test_a_hundred_tokens_of_five_prompts_are_those_of_transformers(
-    theirs: Any, smollm2: Path, name: str
-) -> None:
+def test_tokens_are_those_of_transformers(theirs: Any, smollm2: Path, name: str) -> None:
     model = loaded(smollm2, name)
     encode, chat = model.tokenizer.encode, model.tokenizer.encode_chat
     together = model.generate(PROMPTS, 100)
@@ -88,9 +86,7 @@ def test_a_hundred_tokens_of_five_prompts_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("tokens", [256, pytest.param(1500, marks=pytest.mark.soak)])
-def test_sixteen_bits_change_the_perplexity_by_less_than_half_a_percent(
-    smollm2: Path, tokens: int
-) -> None:
+def test_sixteen_bits_hardly_change_the_perplexity(smollm2: Path, tokens: int) -> None:
     full = loaded(smollm2, "torch")
     ids = full.tokenizer.encode(PAGE.read_text("utf-8"))[:tokens]
     exact = full.score(ids).perplexity

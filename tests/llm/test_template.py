@@ -306,9 +306,7 @@ def test_a_child_that_was_killed_is_replaced() -> None:
     assert child() != before
 
 
-def test_without_jinja2_the_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_jinja2_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "jinja2.py").write_text("raise ImportError('none')")
     monkeypatch.syspath_prepend(tmp_path)
     child = chat_template._child.__wrapped__()

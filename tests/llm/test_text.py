@@ -91,9 +91,7 @@ def cut(text: str, stops: list[str]) -> tuple[str, bool]:
 @pytest.mark.parametrize("decoder", DECODERS)
 @settings(max_examples=60, deadline=None)
 @given(ids=st.lists(IDS, max_size=12), data=st.data())
-def test_the_pieces_joined_are_the_text_of_all_tokens(
-    decoder: str, ids: list[int], data: st.DataObject
-) -> None:
+def test_pieces_join_to_the_whole_text(decoder: str, ids: list[int], data: st.DataObject) -> None:
     tokenizer = tokenizer_with(decoder)
     text = tokenizer.decode(ids)
     assert streamed(TextStream(tokenizer), ids) == text
@@ -179,9 +177,7 @@ def test_a_tokenizer_of_another_model_is_refused(stories: Path, tmp_path: Path) 
         ([], "Once upon a time there"),
     ],
 )
-def test_a_reply_ends_before_a_stop_string(
-    stories: Path, stops: list[str] | str, expected: str
-) -> None:
+def test_a_reply_ends_before_a_stop(stories: Path, stops: list[str] | str, expected: str) -> None:
     tokenizer = _stories(stories)
     stream = TextStream(tokenizer, stops)
     assert streamed(stream, tokenizer.encode("Once upon a time there")) == expected

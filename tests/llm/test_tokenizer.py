@@ -135,9 +135,7 @@ def test_a_conversation_gets_no_eos_for_a_text() -> None:
         ({}, {}, (1,)),
     ],
 )
-def test_every_token_that_ends_a_reply_is_known(
-    generation: Any, config: Any, expected: tuple[int, ...]
-) -> None:
+def test_every_end_is_known(generation: Any, config: Any, expected: tuple[int, ...]) -> None:
     tokenizer = made(generation_config=generation, config=config, tokenizer_config=SPECIAL)
     assert tokenizer.eos_ids == expected
 
@@ -216,9 +214,7 @@ def test_a_special_token_of_the_vocabulary_is_one_in_a_text() -> None:
         ({"tokenizer.model": "x"}, r"has only tokenizer.model.* Make a tokenizer.json of it: pyth"),
     ],
 )
-def test_a_damaged_folder_is_refused_by_file(
-    tmp_path: Path, files: dict[str, Any], words: str
-) -> None:
+def test_damaged_files_are_named(tmp_path: Path, files: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         Tokenizer.from_folder(folder_with(tmp_path, files))
 
@@ -293,9 +289,7 @@ def split_by(pattern: str) -> Tokenizer:
     return made(changed(BYTES, pre_tokenizer={"type": "Sequence", "pretokenizers": steps}))
 
 
-def test_a_pattern_that_takes_hours_is_stopped_and_the_process_runs_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pattern_that_takes_hours_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenization, "SECONDS", 1.0)
     tokenizer = split_by(HOSTILE)
     short = tokenizer.encode("a b")  # now there is a child
@@ -346,9 +340,7 @@ def test_what_is_no_text_is_refused(text: Any) -> None:
         made().encode(text)
 
 
-def test_without_tokenizers_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_tokenizers_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UnsupportedError, match=r"pip install 'anydevice\[llm\]'"):
         made()
@@ -439,9 +431,7 @@ def smollm(smollm2: Path) -> Tokenizer:
     ids=st.lists(st.integers(0, 49200) | st.integers(0, 300), max_size=30),
     stops=st.lists(st.text(st.sampled_from("ab e\n�"), min_size=1, max_size=3), max_size=2),
 )
-def test_tokens_of_smollm_at_random_are_streamed_exactly(
-    smollm: Tokenizer, ids: list[int], stops: list[str]
-) -> None:
+def test_random_tokens_are_streamed(smollm: Tokenizer, ids: list[int], stops: list[str]) -> None:
     stream = TextStream(smollm, stops)
     assert (streamed(stream, ids), stream.stopped) == cut(smollm.decode(ids), stops)
 

@@ -151,9 +151,7 @@ PREFIXES = {
 
 
 @pytest.mark.parametrize("kind", PREFIXES)
-def test_the_decoder_of_a_folder_for_more_than_text(
-    stories: Path, tmp_path: Path, kind: str
-) -> None:
+def test_the_decoder_of_a_larger_model(stories: Path, tmp_path: Path, kind: str) -> None:
     inner, outer, others = PREFIXES[kind]
     description = describe(read_config(stories))
     state = load_file(stories / "model.safetensors")

@@ -266,9 +266,7 @@ def test_later_positions_do_not_change_earlier_ones() -> None:
         (nn.GatedMLP(4, 8), (3,), "GatedMLP(4→8→4): got 3 features"),
     ],
 )
-def test_a_shape_that_does_not_fit_names_the_layer(
-    layer: Layer, shape: tuple[int, ...], said: str
-) -> None:
+def test_a_wrong_shape_names_its_layer(layer: Layer, shape: tuple[int, ...], said: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         layer.output(shape)
     assert said in str(caught.value)

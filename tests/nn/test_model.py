@@ -163,9 +163,7 @@ def test_what_is_in_the_hosts_memory_is_placed_where_the_parameters_are(cpu: Dev
     assert nn.Model("relu", (2,), device=cpu)([[-1.0, 2.0]]).tolist() == [[0.0, 2.0]]
 
 
-def test_floating_numbers_from_the_host_become_the_type_of_the_parameters(
-    trainable: Device,
-) -> None:
+def test_floats_of_the_host_become_the_type_of_the_model(trainable: Device) -> None:
     model = nn.build(nn.Dense(2, 3), device=trainable)
     half = model.with_parameters(
         {name: ops.astype(one, "bfloat16") for name, one in model.parameters.items()}
@@ -175,9 +173,7 @@ def test_floating_numbers_from_the_host_become_the_type_of_the_parameters(
         assert y.dtype == each.parameters["weight"].dtype
 
 
-def test_an_array_that_goes_with_the_parameters_is_not_looked_at(
-    cpu: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fitting_arrays_are_not_looked_at(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.build(nn.Dense(2, 3), device=cpu)
     x = anydevice.to_device(np.ones((1, 2), np.float32), cpu)
     monkeypatch.setattr(binding, "as_batch", None)

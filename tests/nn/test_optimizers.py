@@ -116,9 +116,7 @@ def by_optax(name: str) -> list[Array]:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("by_arrays", [False, True], ids=["numbers", "arrays"])
-def test_a_hundred_steps_are_those_of_torch_and_optax(
-    name: str, by_arrays: bool, cpu: Device
-) -> None:
+def test_steps_are_those_of_torch_and_optax(name: str, by_arrays: bool, cpu: Device) -> None:
     result = moved_by(OPTIMIZERS[name], cpu, STEPS, by_arrays=by_arrays)
     for theirs in (by_torch(name), by_optax(name)):
         if theirs is None:

@@ -55,9 +55,7 @@ def assert_gradients(found: Any, expected: dict[str, Array]) -> None:
 
 @pytest.mark.parametrize(("last", "bias"), [(False, True), (True, False)])
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
-def test_outputs_and_gradients_are_those_of_torch(
-    kind: Any, last: bool, bias: bool, trainable: Device
-) -> None:
+def test_it_computes_what_torch_does(kind: Any, last: bool, bias: bool, trainable: Device) -> None:
     layer = kind(4, 5, last=last, bias=bias)
     parameters, x = parameters_of(layer), example(layer, (6, 4))
     expected, gradients = of_torch(layer, parameters, x)

@@ -69,9 +69,7 @@ def test_batch_norm_in_training_is_that_of_torch(shape: tuple[int, ...], anywher
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gradients_of_batch_norm_are_those_of_torch(
-    shape: tuple[int, ...], trainable: Device
-) -> None:
+def test_batch_norm_has_torchs_gradients(shape: tuple[int, ...], trainable: Device) -> None:
     layer, parameters, x = batch_norm(shape)
     _, _, expected = of_torch(parameters, x)
     autodiff = registry.load(trainable.engine or "").autodiff
@@ -233,9 +231,7 @@ def test_a_training_is_that_of_torch(trainable: Device) -> None:
 
 
 @pytest.mark.parametrize("precision", ["mixed", "float16"])
-def test_a_training_in_16_bits_keeps_its_state_in_float32(
-    precision: str, trainable: Device
-) -> None:
+def test_state_stays_float32_in_16_bits(precision: str, trainable: Device) -> None:
     norm = anydevice.to_numpy(trained(trainable, epochs=1, precision=precision).parameters)[1]
     assert {norm[name].dtype for name in ("mean", "variance")} == {np.dtype("float32")}
     assert norm["mean"].any()

@@ -227,9 +227,7 @@ def test_dropout_leaves_out_its_share_without_a_pattern() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-def test_gradients_of_a_compiled_loss_with_dropout_and_recomputation(
-    trainable: Device, engine: Any
-) -> None:
+def test_a_compiled_loss_has_the_same_gradients(trainable: Device, engine: Any) -> None:
     """One compiled function for all steps gives what the plain one gives."""
     layer = nn.Chain(nn.Dense(6, 8), nn.Dropout(0.5), "relu", nn.Dense(8, 3))
     model = nn.recompute(nn.Model(layer, device=trainable))
@@ -419,9 +417,7 @@ def test_a_convolution_that_ends_with_an_activation_is_folded(kind: Any) -> None
         ("relu", Unhashable(), None),
     ],
 )
-def test_an_activation_that_may_be_applied_twice_is_said(
-    end: Any, loss: Any, said: str | None
-) -> None:
+def test_an_activation_applied_twice_is_said(end: Any, loss: Any, said: str | None) -> None:
     remark = remark_on(nn.Chain(nn.Dense(4, 3), end), loss)
     assert (remark is None) == (said is None)
     assert said is None or said in str(remark)

@@ -291,9 +291,7 @@ JOB = {"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "pod-0"}
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}, None),
     ],
 )
-def test_variables_of_launchers_are_understood(
-    variables: dict[str, str], expected: tuple[Any, ...] | None
-) -> None:
+def test_launchers_are_known(variables: dict[str, str], expected: tuple[Any, ...] | None) -> None:
     found = launched(variables)
     assert (found and tuple(vars(found).values())) == expected
 
@@ -306,9 +304,7 @@ def test_variables_of_launchers_are_understood(
         (MPI, "MASTER_ADDR, the host of the first one"),
     ],
 )
-def test_variables_that_contradict_each_other_are_refused(
-    variables: dict[str, str], words: str
-) -> None:
+def test_contradicting_variables_are_refused(variables: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         launched(variables)
 
@@ -402,9 +398,7 @@ if __name__ == "__main__":
 
 @linux
 @pytest.mark.parametrize("start", [(*LAUNCH, "-n", "2"), ()], ids=["script", "function"])
-def test_processes_end_where_their_launcher_is_killed(
-    tmp_path: Path, start: tuple[str, ...]
-) -> None:
+def test_processes_end_with_their_launcher(tmp_path: Path, start: tuple[str, ...]) -> None:
     (tmp_path / "train.py").write_text(ASLEEP)
     launcher = subprocess.Popen([sys.executable, *start, "train.py"], cwd=tmp_path)
     try:
@@ -483,9 +477,7 @@ mesh.group.wait()
         pytest.param("jax", "sys.exit(3)", marks=pytest.mark.soak),
     ],
 )
-def test_a_process_that_leaves_in_the_middle_ends_all_with_its_code(
-    engine: str, how: str, tmp_path: Path
-) -> None:
+def test_a_process_that_leaves_ends_all(engine: str, how: str, tmp_path: Path) -> None:
     pytest.importorskip(engine)
     program = LEAVING.replace("HOW", how)
     done = run(program, tmp_path, by=(*LAUNCH, "-n", "2", "--engine", engine))

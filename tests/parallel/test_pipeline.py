@@ -67,9 +67,7 @@ def test_layers_are_divided_by_their_bytes() -> None:
 
 @pytest.mark.parametrize("places", [["cpu", "disk"], ["disk"]])
 @pytest.mark.parametrize("engine", ["torch", "jax", "numpy"])
-def test_layers_on_disk_give_the_same_results(
-    engine: str, places: list[str], tmp_path: Path
-) -> None:
+def test_layers_on_disk_give_the_same(engine: str, places: list[str], tmp_path: Path) -> None:
     pytest.importorskip(engine)
     model, (x, _) = _model(engine), _data()
     held = parallel.pipeline(model, places, folder=tmp_path)

@@ -278,9 +278,7 @@ def test_a_batch_that_holds_nan_advises_no_smaller_rate(jax: Device) -> None:
     assert "rate" not in str(raised.value)
 
 
-def test_float16_that_leaves_out_every_step_says_so(
-    here: Device, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_float16_without_a_step_says_so(here: Device, capsys: pytest.CaptureFixture[str]) -> None:
     def steep(output: Any, target: Any) -> Any:
         return ops.multiply(ops.mean(ops.multiply(output, output)), 1e3)
 
@@ -298,9 +296,7 @@ def test_float16_that_overflows_is_advised_of_other_types(jax: Device) -> None:
         trained(jax, [(X * 1e6, Y)] * 20, precision="float16")
 
 
-def test_a_resume_that_has_nothing_to_do_says_so(
-    jax: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_idle_resume(jax: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.safetensors"
     trained(jax, BATCHES, epochs=2, save=path)
     assert not capsys.readouterr().err

@@ -245,9 +245,7 @@ def test_tables_loaders_and_functions() -> None:
         (nn.predict, X[:, :2], {}, "Dense"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(
-    function: Any, data: Any, options: dict[str, Any], said: str
-) -> None:
+def test_bad_data_is_refused(function: Any, data: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         function(model_on("cpu"), data, **options)
 

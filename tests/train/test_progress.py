@@ -29,9 +29,7 @@ def trained(**options: Any) -> nn.History:
     return run.history
 
 
-def test_each_epoch_is_a_line_where_there_is_no_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_each_epoch_is_a_line_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     history = trained(validation=[(X, X[:, :1])])
     assert capsys.readouterr().err.splitlines() == [
         f"epoch {each.epoch}/3  loss {each.loss:.4g}  validation {each.validation:.4g}  rate 0.1  "
@@ -96,9 +94,7 @@ def test_in_a_notebook_one_output_of_the_cell_is_changed_in_place(
     assert not capsys.readouterr().err
 
 
-def test_a_bar_in_a_notebook_is_changed_a_few_times_a_second_and_ends_with_the_last(
-    cell: Cell,
-) -> None:
+def test_a_bar_in_a_notebook_is_changed_a_few_times_a_second(cell: Cell) -> None:
     with TrainingProgress(1, 10_000, 0) as shown:
         for position in range(1, 10_001):
             shown.tell(1, position, 0.5, 0.1, position)

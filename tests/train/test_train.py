@@ -154,9 +154,7 @@ def test_other_precisions(here: Device, precision: str) -> None:
     assert kinds == {"float32" if precision == "mixed" else "bfloat16"}
 
 
-def test_a_scaled_loss_leaves_out_steps_that_overflow(
-    here: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scaled_loss_skips_overflows(here: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first scale is too large for float16: some steps go by, then training goes on."""
     monkeypatch.setattr("anydevice._libraries.precision.has_bfloat16", lambda device: False)
     run = trained(here, precision="mixed", epochs=6)
@@ -389,9 +387,7 @@ def interrupt(event: nn.TrainingEvent) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_ends_after_the_step_and_saves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_ends_after_the_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.safetensors"
     interrupting = on_step(lambda event: interrupt(event) if event.steps == 8 else None)
     run = trained(cpu("jax"), save=path, callbacks=[interrupting])
@@ -538,9 +534,7 @@ def with_outlier(at: int) -> list[tuple[Array, Array]]:
 
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_what_is_no_number_stops_with_the_step_and_the_layer(
-    here: Device, clip: float | None, accumulate: int
-) -> None:
+def test_a_nan_names_step_and_layer(here: Device, clip: float | None, accumulate: int) -> None:
     layer = nn.Chain(nn.Dense(8, 8), "tanh", nn.Dense(8, 8), nn.Chain("relu", Broken(1e2)))
     layer = nn.Chain(layer, nn.Dense(8, 3))
     model = nn.Model(layer, device="cpu")

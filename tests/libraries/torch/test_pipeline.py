@@ -97,9 +97,7 @@ def test_a_model_of_hugging_face_lies_as_its_plan_says(llama: Any) -> None:
             model(input_ids=IDS)
 
 
-def test_a_plan_as_a_device_map_is_taken_by_accelerate_and_transformers(
-    llama: Any, tmp_path: Path
-) -> None:
+def test_a_plan_is_a_device_map_for_other_libraries(llama: Any, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     plan = _plan(llama, cuda_0=range(3), cpu=range(3, 4))
     with torch.device("meta"):
