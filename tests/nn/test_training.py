@@ -440,3 +440,23 @@ def test_no_softmax_is_applied_twice_in_training(monkeypatch: pytest.MonkeyPatch
     assert loss_at_the_end(partial(nn.cross_entropy)) == expected
     with pytest.warns(UserWarning, match="it is applied twice"):
         assert loss_at_the_end(lambda output, target: nn.cross_entropy(output, target)) > expected
+
+
+@pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 40), (7, 2, 5), (50, 4), (6, 3, 3, 2)])
+def test_a_part_drops_what_the_whole_drops(shape: tuple[int, ...]) -> None:
+    x = np.ones(shape, np.float32)
+    layer = nn.Dropout(0.4)
+    whole = layer.apply({}, x, nn.Run(training=True, seed=3, step=5))
+    assert 0 < (whole == 0).mean() < 1
+    for first, stop in ((0, 3), (3, 4), (4, shape[0])):
+        rows = (first, stop - first, shape[0])
+        part = layer.apply({}, x[first:stop], nn.Run(training=True, seed=3, step=5, rows=rows))
+        assert_same_bits(part, whole[first:stop], because="the same hash of the same positions")
+
+
+def test_several_rows_an_example_are_cut_with_it() -> None:
+    x = np.ones((6 * 4, 5), np.float32)  # four tokens an example
+    layer = nn.Dropout(0.4)
+    whole = layer.apply({}, x, nn.Run(training=True, seed=3))
+    part = layer.apply({}, x[8:16], nn.Run(training=True, seed=3, rows=(2, 2, 6)))
+    assert_same_bits(part, whole[8:16], because="the same hash of the same positions")
