@@ -52,13 +52,10 @@ def tokens(runner: OpsRunner, model: Any, prompts: Any, most: int, **options: An
     ]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"temperature": 0.8, "top_k": 20, "repetition_penalty": 1.2, "seed": 4, "logprobs": True},
-    ],
-)
+DRAWN = {"temperature": 0.8, "top_k": 20, "repetition_penalty": 1.2, "seed": 4, "logprobs": True}
+
+
+@pytest.mark.parametrize("options", [{}, DRAWN])
 def test_tokens_are_those_of_ops(model: llm.LanguageModel, options: Mapping[str, Any]) -> None:
     executor = model._executor
     runner = CapturedRunner(executor, 2, 64, CapturedStep)
@@ -95,16 +92,9 @@ def test_what_cannot_be_captured_is_computed_in_ops(model: llm.LanguageModel) ->
     assert found == tokens(OpsRunner(executor, 2, 64), model, PROMPTS, 3)
 
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 96,
-    "vocab_size": 50,
-    "hidden_act": "silu",
-}
+LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 50}
+LLAMA |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
+LLAMA |= {"hidden_act": "silu"}
 
 
 @pytest.mark.parametrize(
@@ -195,7 +185,8 @@ def test_graphs_read_prompts(model: llm.LanguageModel, monkeypatch: pytest.Monke
         pytest.skip("in ops a prompt cannot be captured there")
     executor = model._executor
     runner = CapturedRunner(executor, 2, 320, CapturedStep)
-    always = property(lambda _: True, _no_setter)
+    # What is read in ops here counts as read in few launches.
+    always = property(lambda _: True, lambda _, value: None)
     monkeypatch.setattr(type(executor), "fused", always, raising=False)
     lengths = (3, 5, 2, 70, 100, 150, 150, 4, 4)
     for number, length in enumerate(lengths):
@@ -204,10 +195,6 @@ def test_graphs_read_prompts(model: llm.LanguageModel, monkeypatch: pytest.Monke
         assert tokens(runner, model, prompts, 4) == expected, number
         assert len(runner._prompt_graphs) <= captured.MAX_PROMPT_GRAPHS
     assert all(isinstance(reader, CapturedStep) for reader in runner._prompt_graphs.values())
-
-
-def _no_setter(_: object, value: bool) -> None:
-    """What is read in ops here counts as read in few launches."""
 
 
 def test_prompts_have_one_size(model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,13 +209,6 @@ def test_prompts_have_one_size(model: llm.LanguageModel, monkeypatch: pytest.Mon
     monkeypatch.setattr(executor, "forward", noted)
     runner = CapturedRunner(executor, 2, 320, CapturedStep)
     for _ in range(3):
-        tokens(runner, model, PROMPTS, 1)
-    assert set(sizes) == {captured.PROMPT_PADDING}
-
-
-def test_prompts_of_many_launches_are_not_captured(model: llm.LanguageModel) -> None:
-    executor = model._executor
-    runner = CapturedRunner(executor, 2, 64, CapturedStep)
-    for _ in range(3):
         tokens(runner, model, PROMPTS, 2)
-        assert list(runner._prompt_graphs.values()) == [NotImplemented]
+        assert list(runner._prompt_graphs.values()) == [NotImplemented], "they take many launches"
+    assert set(sizes) == {1, captured.PROMPT_PADDING}

@@ -125,9 +125,7 @@ def test_pieces_hold_each_token_once_at_its_place(sizes: ChunkSizes) -> None:
         for row, own in enumerate(found):
             assert start[row] == len(own) or not count[row]
             own += ids[row, : count[row]].tolist()
-        touched = max(
-            touched, max(s + ids.shape[1] for s, c in zip(start, count, strict=True) if c)
-        )
+            touched = max(touched, (start[row] + ids.shape[1]) * (count[row] > 0))
     assert found == prompts
     assert touched <= sizes.padded(200)
 
@@ -359,14 +357,8 @@ def test_a_text_is_scored_as_transformers_does(model: llm.LanguageModel, stories
 def test_a_penalty_counts_prompt_and_reply(one: llm.LanguageModel, stories: Path) -> None:
     torch, theirs = in_transformers(stories)
     ids = torch.tensor([one.tokenizer.encode(OPENING)])
-    expected = theirs.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=40,
-        do_sample=False,
-        repetition_penalty=1.5,
-        pad_token_id=2,
-    )
+    how = {"max_new_tokens": 40, "do_sample": False, "repetition_penalty": 1.5, "pad_token_id": 2}
+    expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), **how)
     found = one.generate(OPENING, 40, repetition_penalty=1.5)
     assert list(found.tokens) == expected[0, ids.shape[1] :].tolist()
     assert found.tokens != one.generate(OPENING, 40).tokens
@@ -374,9 +366,15 @@ def test_a_penalty_counts_prompt_and_reply(one: llm.LanguageModel, stories: Path
 
 def test_what_is_no_prompt_is_refused(one: llm.LanguageModel) -> None:
     wrong: Any
-    for wrong in ([], 5, None, [None], [[]], [1, "two"], [1, 10**6], {"role": "user"}):
+    for wrong in ([], [None], [[]], [1, "two"], [1, 10**6], {"role": "user"}):
         with pytest.raises(ConfigurationError, match=r"prompt|token"):
             one.generate(wrong)
+    for wrong in (b"abc", bytearray(b"abc"), None, 5, 1.5, True):
+        kind = type(wrong).__name__
+        with pytest.raises(ConfigurationError, match=rf"(prompt|token).* not {kind}"):
+            one.generate(wrong)
+        with pytest.raises(ConfigurationError, match=f"text must be .* not {kind}"):
+            one.score(wrong)
     calls: list[tuple[str, Callable[[], Any]]] = [
         ("one prompt", lambda: one.stream(["two", "prompts"])),  # type: ignore[arg-type]
         ("max_tokens", lambda: one.generate("", 0)),
@@ -419,7 +417,7 @@ def test_what_others_do_is_named(one: llm.LanguageModel, stories: Path, tmp_path
         llm.load(tmp_path)
 
 
-def test_what_does_not_fit_says_what_would(stories: Path) -> None:
+def test_what_does_not_fit_says_what_would_and_the_model_goes_on(stories: Path) -> None:
     fails = pytest.raises(OutOfMemoryError, match="does not fit on cuda:0")
     with anydevice.testing.fake_machine(cuda=1, memory="400MiB"), fails as caught:
         llm.load(stories, "cuda", context=512)
@@ -427,9 +425,6 @@ def test_what_does_not_fit_says_what_would(stories: Path) -> None:
     assert "device='cpu'" in str(caught.value)
     with pytest.raises(ConfigurationError, match="600 tokens is more than the 512"):
         llm.load(stories, "cpu", context=600)
-
-
-def test_a_batch_that_does_not_fit_is_refused_and_the_model_goes_on(stories: Path) -> None:
     with anydevice.testing.fake_machine(cuda=1, memory="1GiB"):
         model = llm.load(stories, "cuda")
         expected = model.generate("", 5).tokens
@@ -551,9 +546,8 @@ def test_a_reply_stops_where_its_numbers_end(stories: Path, name: str) -> None:
     head = {"weight": good.parameters["embedding"]}
     parameters = {**good.parameters, "embedding": good.device(embedding), "head": head}
     stream = with_parts(good, description, parameters).stream(OPENING, 12)
-    with pytest.raises(
-        VerificationError, match=rf"token {at + 2} of the reply .* weight embedding"
-    ):
+    said = rf"token {at + 2} of the reply .* weight embedding"
+    with pytest.raises(VerificationError, match=said):
         list(stream)
     assert stream.reply.tokens == expected.tokens[: at + 1]
 

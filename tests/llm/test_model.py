@@ -104,15 +104,6 @@ def test_generate_and_stream_take_the_same_options() -> None:
     assert replies == pieces
 
 
-@pytest.mark.parametrize("prompt", [b"abc", bytearray(b"abc"), None, 5, 1.5, True])
-def test_what_is_no_prompt_is_refused(model: llm.LanguageModel, prompt: Any) -> None:
-    kind = type(prompt).__name__
-    with pytest.raises(ConfigurationError, match=f"not {kind}"):
-        model.generate(prompt)
-    with pytest.raises(ConfigurationError, match=f"text must be .* not {kind}"):
-        model.score(prompt)
-
-
 def test_replies_and_scores_stay_within_the_plan(model: llm.LanguageModel) -> None:
     """By NumPy's own allocations: one cache, and the logits of a vocabulary that is large."""
     sizes = {"hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 2}
