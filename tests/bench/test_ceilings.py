@@ -140,12 +140,9 @@ def test_what_computes_raises_the_matmul_of_its_type() -> None:
     assert found.notes[0].startswith("matmul float32 ceiling of cpu raised by 100 %")
 
 
-def test_a_view_raises_nothing() -> None:
+def test_a_view_raises_nothing_and_what_is_as_fast_as_ops_that_compute_is_none() -> None:
     found = raised(measurement("reshape", 1e-6, operations=0))
     assert (found.ceilings, found.measurements[0].moved) == (CEILINGS, 0)
-
-
-def test_what_is_as_fast_as_ops_that_compute_is_no_view() -> None:
     found = raised(measurement("take", 4e-5, operations=0), measurement("negative", 4.2e-5))
     assert found.measurements[0].moved == 10**6
     assert rate(found, "copy") == pytest.approx(25e9)

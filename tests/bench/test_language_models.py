@@ -18,16 +18,9 @@ from anydevice.cli.main import main
 from anydevice.errors import ConfigurationError
 from tests.llm.conftest import data
 
-SMALL: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-    "tie_word_embeddings": True,
-}
+SMALL: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 256}
+SMALL |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL |= {"vocab_size": 1000, "tie_word_embeddings": True}
 LAYER = 64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 256 + 2 * 64
 
 

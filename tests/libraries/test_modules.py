@@ -374,29 +374,15 @@ def test_later_changes_of_parts_are_seen(engine: str) -> None:
     assert {len(x) for x in compiled.parameters.values() if np.ndim(x) == 1} >= {7}
 
 
-def test_what_cannot_be_seen_is_taken_by_refresh() -> None:
-    module = torch_module()
-    compiled = compiled_on_cpu(module, precision="float16")
-    before = detached(compiled(X)).numpy()
-    module[2].weight.data.zero_()
-    module[2].bias.data.zero_()
-    assert_same_bits(detached(compiled(X)).numpy(), before, because="one copy ran twice")
-    compiled.refresh()
-    assert not detached(compiled(X)).numpy().any()
-
-
-def test_what_a_module_writes_is_no_wrong_weight_where_its_output_stays() -> None:
+def test_what_a_module_writes_is_its_own_where_its_output_stays() -> None:
     """A copy in another precision counts by itself; the module that was given does not."""
-    compiled = compiled_on_cpu(counting("nothing of it"), precision="bfloat16")
-    compiled(X)
-    assert compiled.verify(X).checked is not None
-
-
-def test_verified_weights_may_be_changed_and_verified_again() -> None:
+    copied = compiled_on_cpu(counting("nothing of it"), precision="bfloat16")
+    copied(X)
+    assert copied.verify(X).checked is not None
     module = counting("nothing of it")
     compiled = compiled_on_cpu(module, verify=X)
     compiled(X)
-    assert compiled.report.checked is not None, "what it writes when it is called is its own"
+    assert compiled.report.checked is not None
     doubled(module, "torch")
     assert compiled.report.checked is None
     assert compiled.verify(X).checked is not None

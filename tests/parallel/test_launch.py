@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from anydevice._machine.engines.installed import Build
 from anydevice._parallel.processes import launched
 from anydevice.cli import main as command_line
 from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
+from tests.programs import run_python
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux alone has /proc")
 
@@ -31,21 +31,13 @@ def run(
     program: str,
     folder: Path,
     *words: str,
-    by: tuple[str, ...] = (),
+    by: Sequence[str] = (),
     script: str = "train.py",
-    **variables: str,
+    **env: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program with Python, or `by` a module of it, and the words after its name."""
     (folder / script).write_text(program)
-    return subprocess.run(
-        [sys.executable, *by, script, *words],
-        env={**os.environ, **variables},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_python(*by, script, *words, cwd=folder, env=env, limit=120)
 
 
 def launch(program: str, folder: Path, count: int, *words: str) -> Any:
@@ -548,10 +540,7 @@ def test_an_engine_that_is_not_installed_is_refused_before_anything_starts(
     script = tmp_path / "train.py"
     script.write_text("print('started')")
 
-    def absent(engine: str, module: str, *rest: object) -> Build:
-        return Build(engine, module)
-
-    monkeypatch.setattr(registry, "read_build", absent)
+    monkeypatch.setattr(registry, "read_build", lambda engine, module, *rest: Build(engine, module))
     with pytest.raises(UnsupportedError, match="JAX is not installed; run: pip install jax"):
         parallel.launch(print, engine="jax")
     assert command_line.main(["launch", "-n", "2", "--engine", "jax", str(script)]) == 2
