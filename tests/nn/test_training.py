@@ -418,12 +418,18 @@ def test_no_softmax_is_applied_twice_in_training(monkeypatch: pytest.MonkeyPatch
     y = (x[:, 0] > 0).astype(np.int32)
     model = nn.build(nn.Dense(2, 3), "softmax", device=anydevice.device("cpu", engine="torch"))
 
-    def loss_at_the_end(loss: Any) -> float:
+    plain = nn.build(nn.Dense(2, 3), device=anydevice.device("cpu", engine="torch"))
+    plain = plain.with_parameters(model.parameters[0])
+
+    def loss_at_the_end(loss: Any, model: nn.Model = model) -> float:
         trained = nn.train(model, [(x, y)] * 6, nn.SGD(1.0), loss, epochs=1, optimize="none")
+        assert trained.model.layer == model.layer
         return trained.history.losses[-1]
 
     with pytest.warns(UserWarning, match="left out for cross_entropy"):
         expected = loss_at_the_end(nn.cross_entropy)
+    assert loss_at_the_end(nn.cross_entropy) == expected  # and it is said once
+    assert loss_at_the_end(nn.cross_entropy, plain) == pytest.approx(expected, rel=1e-5)
     assert loss_at_the_end(ops.cross_entropy) == expected
     assert loss_at_the_end(partial(nn.cross_entropy)) == expected
     with pytest.warns(UserWarning, match="it is applied twice"):
