@@ -36,16 +36,13 @@ def test_the_ceiling_that_an_op_comes_nearest_to_binds_it(
     assert one.rate == pytest.approx(rate)
 
 
-def test_a_view_has_no_bound() -> None:
+def test_a_view_and_what_was_not_measured_have_no_bound() -> None:
     told, taken = judged(
         measurement("reshape", 1e-6, moved=0, operations=0),
         measurement("reshape", 1e-6, engine="mlx", moved=10**9, operations=0),
     )
     assert (told.bound, told.fraction, told.rate) == (None, None, None)
     assert (taken.bound, taken.fraction, taken.rate, taken.moved) == (None, None, None, 0)
-
-
-def test_what_was_not_measured_is_left_alone() -> None:
     lost = measurement(seconds=0.0, state="failed", reason="broken")
     assert judged(lost) == (lost,)
 
@@ -107,6 +104,8 @@ def rate(found: Raised, what: str, dtype: str | None = None) -> float:
 def test_what_stays_below_changes_nothing() -> None:
     found = raised(measurement(seconds=2e-4), measurement(seconds=0.0, state="failed"))
     assert (found.ceilings, found.notes) == (CEILINGS, ())
+    card = (Ceiling("cuda:0", "copy", 1.0, "torch", "copy"),)
+    assert raise_ceilings([measurement()], card, [0]).ceilings == card, "it has no ceilings"
 
 
 def test_a_copy_that_is_faster_raises_copying_alone() -> None:
@@ -140,17 +139,9 @@ def test_what_computes_raises_the_matmul_of_its_type() -> None:
     assert found.notes[0].startswith("matmul float32 ceiling of cpu raised by 100 %")
 
 
-def test_a_view_raises_nothing() -> None:
+def test_a_view_raises_nothing_and_what_is_as_fast_as_ops_that_compute_is_none() -> None:
     found = raised(measurement("reshape", 1e-6, operations=0))
     assert (found.ceilings, found.measurements[0].moved) == (CEILINGS, 0)
-
-
-def test_what_is_as_fast_as_ops_that_compute_is_no_view() -> None:
     found = raised(measurement("take", 4e-5, operations=0), measurement("negative", 4.2e-5))
     assert found.measurements[0].moved == 10**6
     assert rate(found, "copy") == pytest.approx(25e9)
-
-
-def test_a_device_without_ceilings_is_left_alone() -> None:
-    card = (Ceiling("cuda:0", "copy", 1.0, "torch", "copy"),)
-    assert raise_ceilings([measurement()], card, [0]).ceilings == card

@@ -18,16 +18,9 @@ from anydevice.cli.main import main
 from anydevice.errors import ConfigurationError
 from tests.llm.conftest import data
 
-SMALL: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-    "tie_word_embeddings": True,
-}
+SMALL: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 256}
+SMALL |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL |= {"vocab_size": 1000, "tie_word_embeddings": True}
 LAYER = 64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 256 + 2 * 64
 
 
@@ -94,9 +87,7 @@ def test_speeds_are_those_of_real_runs(model: Any) -> None:
     assert (unlimited.decode_limit, unlimited.prefill_limit) == (None, None)
 
 
-def test_prompts_are_of_many_tokens_so_that_experts_are_used_as_by_a_text(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_have_as_many_tokens_as_texts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
     steps = model.steps
 
@@ -137,9 +128,7 @@ def test_the_command(
     assert "tok/s" in out
 
 
-def test_no_file_of_the_model_is_replaced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_file_of_it_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = tmp_path / "config.json"
     own.write_text("{}")
     assert main(["bench", "--llm", str(tmp_path), "--device", "cpu", "--json", str(own)]) == 2

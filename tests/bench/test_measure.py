@@ -222,9 +222,7 @@ def heads(run: Results) -> list[str]:
         (["numpy"], [{"speed-up"}, {"spread"}, {"case"}, {"rate"}]),  # each is compared with itself
     ],
 )
-def test_a_narrow_terminal_shows_fewer_columns(
-    engines: list[str], expected: list[set[str]]
-) -> None:
+def test_narrow_terminals_show_fewer_columns(engines: list[str], expected: list[set[str]]) -> None:
     versus = [measurement(engine=engine, over="cpu with numpy") for engine in engines]
     columns = [set(head.split()) for head in heads(results(*versus))]
     assert [wider - narrower for wider, narrower in pairwise(columns)] == expected
@@ -259,9 +257,7 @@ def test_every_engine_is_tried_for_a_ceiling_and_the_best_counts() -> None:
     assert {ceiling.engine for ceiling in alone} == {"numpy"}
 
 
-def test_a_larger_size_is_not_tried_where_a_smaller_one_is_slow_already(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_larger_size_is_not_tried_after_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[tuple[int, ...]] = []
     real = ops.matmul
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import anydevice
 from anydevice import nn
 from anydevice._machine.engines import registry
 from anydevice._machine.settings.files import compiled_folder
+from tests.programs import output_of
 
 X = np.ones((2, 4), np.float32)
 
@@ -26,9 +25,7 @@ def jax() -> Iterator[Any]:
     library = pytest.importorskip("jax")
     from jax.experimental.compilation_cache import compilation_cache
 
-    before = {
-        name: library.config.values[name] for name in library.config.values if "cache" in name
-    }
+    before = {name: value for name, value in library.config.values.items() if "cache" in name}
     library.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     yield library
@@ -139,9 +136,7 @@ def test_whole_entries_and_those_of_another_format_stay(compiler: Any, tmp_path:
     assert (tmp_path / "zlib-cache").exists()  # it was looked at before
 
 
-def test_entries_are_looked_at_by_one_process_or_a_later_one(
-    jax: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entries_take_turns(jax: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice._engines.jax import compiler
 
     monkeypatch.setattr(compiler, "_LOOKING", 0.0)  # one entry each
@@ -166,9 +161,7 @@ def test_entries_are_looked_at_by_one_process_or_a_later_one(
     assert (tmp_path / "mine").read_bytes() == b"mine"
 
 
-def test_what_jax_has_not_used_for_long_goes_where_there_is_much(
-    jax: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_oldest_entries_go(jax: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice._engines.jax import compiler
 
     (tmp_path / "ours").mkdir()
@@ -245,21 +238,9 @@ print(sum(name.endswith("compilation_cache/cache_hits") for name in hits))
 
 def test_a_second_process_finds_the_code(home: Path) -> None:
     pytest.importorskip("jax")
-    without = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    found = [
-        int(
-            subprocess.run(
-                [sys.executable, "-c", _PROCESS],
-                capture_output=True,
-                text=True,
-                check=True,
-                env={**without, "ANYDEVICE_HOME": str(home)},
-            ).stdout
-        )
-        for _ in range(2)
-    ]
-    assert found[0] == 0
-    assert found[1] >= 1
+    env = {"ANYDEVICE_HOME": str(home), "JAX_COMPILATION_CACHE_DIR": None}
+    first, second = (int(output_of("-c", _PROCESS, env=env)) for _ in range(2))
+    assert first == 0 < second
 
 
 _LOADED = """
@@ -278,4 +259,4 @@ import torch.utils.mkldnn
 
 def test_what_pytorch_loads_to_compile_is_loaded_without_its_warnings() -> None:
     pytest.importorskip("torch")
-    subprocess.run([sys.executable, "-c", _LOADED], check=True)
+    output_of("-c", _LOADED)

@@ -69,9 +69,7 @@ def test_precision_is_that_of_weights_and_results(here: Device, precision: str) 
 
 
 @pytest.mark.parametrize("optimize", ["none", "default"])
-def test_a_function_that_holds_an_array_of_another_device(
-    eager_backend: None, optimize: str
-) -> None:
+def test_a_function_with_an_array_from_elsewhere(eager_backend: None, optimize: str) -> None:
     import torch
 
     held = torch.ones(2, device="meta")
@@ -160,15 +158,8 @@ def test_the_report_says_what_was_done() -> None:
     assert report.seconds > 0
     assert report == compiled.report
     lines = str(report).splitlines()
-    assert [line.split("  ")[0] for line in lines] == [
-        "model",
-        "device",
-        "precision",
-        "optimize",
-        "kept in",
-        "compiled",
-        "verified",
-    ]
+    heads = "model", "device", "precision", "optimize", "kept in", "compiled", "verified"
+    assert tuple(line.split("  ")[0] for line in lines) == heads
     assert lines[1].endswith("cpu, jax")
     assert "(5, 16) float32: compiled as a whole in" in lines[5]
     assert "mixed" in repr(compiled)
@@ -390,8 +381,9 @@ def test_examples_are_given_by_place_or_by_name() -> None:
     assert len(compiled.warm_up({"x": X, "scale": 2.0}).made) == len(made)
     of_a_dict = anydevice.compile(first, here, verify={"x": X})
     assert of_a_dict.report.checked is not None
-    with pytest.raises(ConfigurationError, match="and got dict"):
-        anydevice.compile(digits(), here, verify={"x": X})
+    for wrong, said in (({"x": X}, "and got dict"), ((X, X), "takes one array")):
+        with pytest.raises(ConfigurationError, match=said):
+            anydevice.compile(digits(), here, verify=wrong)
     with pytest.raises(KeyError):
         of_a_dict.warm_up({})  # an empty dict is an input, and has no x
     assert anydevice.compile(max, here)._inputs_of({"x": X}) == (({"x": X},), {})

@@ -56,9 +56,7 @@ def test_rows_inside_may_be_in_another_order() -> None:
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_what_only_compiled_code_does_wrong_is_caught(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_of_compiled_code_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     precision, spoil = COMPILED[name]
     calls = iter(range(1, 1000))
 
@@ -117,17 +115,9 @@ def test_errors_that_16_bits_hide_are_said() -> None:
 
 # Right models, none of which may be refused
 
-SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 97,
-    "pad_token_id": 0,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-}
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 97}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
+SMALL |= {"max_position_embeddings": 64}
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 ALL = {"num_key_value_heads": 4}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -183,11 +173,7 @@ def example_of(family: str, rows: int) -> dict[str, Any]:
     if family == "vit":
         return {"pixel_values": draw.standard_normal((rows, 3, 16, 16)).astype(np.float32)}
     ids = draw.integers(3, 97, (rows, 12))
-    return (
-        {"input_ids": ids, "decoder_input_ids": ids[:, :5]}
-        if family == "t5"
-        else {"input_ids": ids}
-    )
+    return {"input_ids": ids} | ({"decoder_input_ids": ids[:, :5]} if family == "t5" else {})
 
 
 @pytest.mark.parametrize(

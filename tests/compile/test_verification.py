@@ -345,11 +345,6 @@ def test_whole_numbers_and_several_outputs() -> None:
     refused(other, "torch", "5 of 5 elements are wrong")
 
 
-def test_an_example_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="takes one array"):
-        anydevice.compile(five_layers(), "cpu", verify=(X, X))
-
-
 def test_the_tolerance_follows_the_model() -> None:
     exact = np.array([1.0, -4.0, 2.0])
     tolerance = Tolerance(2.0**-24, 64.0)
@@ -447,6 +442,8 @@ def test_a_hash_tells_types_shapes_and_bits_apart() -> None:
     x = np.zeros((2, 3), np.float32)
     others = [x.reshape(3, 2), x.view(np.int32), -x, np.zeros((), np.float32)]
     assert len({digest_of(each) for each in [x, x.copy(), *others]}) == 5
+    nan, same = (np.array([1, bits], np.uint32).view("f4") for bits in (0x7FC00001, 0xFFC00000))
+    assert digest_of(nan) == digest_of(same), "however it is written"
 
 
 class Branching(Layer):
@@ -468,12 +465,6 @@ def test_weights_too_large_for_the_precision_are_found() -> None:
     model.parameters[2]["weight"][0, 0] = 1e6
     error = refused(model, "torch", "the reference does not", precision="float16")
     assert error.where == "Chain[2] Dense(32→32)"
-
-
-def test_nan_is_one_thing_however_it_is_written() -> None:
-    x = np.array([1, 0x7FC00001], np.uint32).view(np.float32)
-    y = np.array([1, 0xFFC00000], np.uint32).view(np.float32)
-    assert digest_of(x) == digest_of(y)
 
 
 def test_any_function_that_runs_a_model_can_be_verified(here: Device) -> None:

@@ -52,16 +52,11 @@ def tokens(runner: OpsRunner, model: Any, prompts: Any, most: int, **options: An
     ]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"temperature": 0.8, "top_k": 20, "repetition_penalty": 1.2, "seed": 4, "logprobs": True},
-    ],
-)
-def test_the_tokens_are_those_of_steps_in_ops(
-    model: llm.LanguageModel, options: Mapping[str, Any]
-) -> None:
+DRAWN = {"temperature": 0.8, "top_k": 20, "repetition_penalty": 1.2, "seed": 4, "logprobs": True}
+
+
+@pytest.mark.parametrize("options", [{}, DRAWN])
+def test_tokens_are_those_of_ops(model: llm.LanguageModel, options: Mapping[str, Any]) -> None:
     executor = model._executor
     runner = CapturedRunner(executor, 2, 64, CapturedStep)
     for prompts in (PROMPTS, PROMPTS[::-1]):  # the second time, what was captured is used again
@@ -73,9 +68,7 @@ def test_the_tokens_are_those_of_steps_in_ops(
     assert len(runner._step_graphs) == 1
 
 
-def test_steps_of_the_kinds_of_sampling_that_were_last_used_are_kept(
-    model: llm.LanguageModel,
-) -> None:
+def test_steps_of_the_last_kinds_of_sampling_are_kept(model: llm.LanguageModel) -> None:
     executor = model._executor
     runner = CapturedRunner(executor, 2, 64, CapturedStep)
     small: list[dict[str, Any]] = [{"top_k": top_k} for top_k in (1, 7, 64)]
@@ -99,16 +92,9 @@ def test_what_cannot_be_captured_is_computed_in_ops(model: llm.LanguageModel) ->
     assert found == tokens(OpsRunner(executor, 2, 64), model, PROMPTS, 3)
 
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 96,
-    "vocab_size": 50,
-    "hidden_act": "silu",
-}
+LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 50}
+LLAMA |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
+LLAMA |= {"hidden_act": "silu"}
 
 
 @pytest.mark.parametrize(
@@ -131,9 +117,7 @@ def test_which_layers_an_engine_may_compute_in_one_go(change: dict[str, Any], fi
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3"])
-def test_experts_of_a_step_read_nothing_on_the_host(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_read_nothing_on_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a graph needs it: with tensors that have no numbers to be read."""
     pytest.importorskip("transformers")
     made = reference(name)
@@ -195,15 +179,14 @@ def test_kernels_are_checked_where_none_was_yet(monkeypatch: pytest.MonkeyPatch)
     assert asked == [("cuda:0", ["bfloat16"])]
 
 
-def test_short_prompts_are_read_by_graphs(
-    model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_read_prompts(model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one length, and padded: the same tokens, and few graphs are kept."""
     if model.device.backend == "cuda":
         pytest.skip("in ops a prompt cannot be captured there")
     executor = model._executor
     runner = CapturedRunner(executor, 2, 320, CapturedStep)
-    always = property(lambda _: True, _no_setter)
+    # What is read in ops here counts as read in few launches.
+    always = property(lambda _: True, lambda _, value: None)
     monkeypatch.setattr(type(executor), "fused", always, raising=False)
     lengths = (3, 5, 2, 70, 100, 150, 150, 4, 4)
     for number, length in enumerate(lengths):
@@ -214,13 +197,7 @@ def test_short_prompts_are_read_by_graphs(
     assert all(isinstance(reader, CapturedStep) for reader in runner._prompt_graphs.values())
 
 
-def _no_setter(_: object, value: bool) -> None:
-    """What is read in ops here counts as read in few launches."""
-
-
-def test_a_short_prompt_is_read_in_one_size_with_a_graph_and_without(
-    model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_have_one_size(model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries round otherwise for other sizes, and the same call gives the same numbers."""
     executor, sizes = model._executor, []
     whole = executor.forward
@@ -232,13 +209,6 @@ def test_a_short_prompt_is_read_in_one_size_with_a_graph_and_without(
     monkeypatch.setattr(executor, "forward", noted)
     runner = CapturedRunner(executor, 2, 320, CapturedStep)
     for _ in range(3):
-        tokens(runner, model, PROMPTS, 1)
-    assert set(sizes) == {captured.PROMPT_PADDING}
-
-
-def test_prompts_of_many_launches_are_not_captured(model: llm.LanguageModel) -> None:
-    executor = model._executor
-    runner = CapturedRunner(executor, 2, 64, CapturedStep)
-    for _ in range(3):
         tokens(runner, model, PROMPTS, 2)
-        assert list(runner._prompt_graphs.values()) == [NotImplemented]
+        assert list(runner._prompt_graphs.values()) == [NotImplemented], "they take many launches"
+    assert set(sizes) == {1, captured.PROMPT_PADDING}

@@ -128,9 +128,7 @@ def test_compiled_is_the_same(trained: Runner, parameters: Any, expected: Any) -
     close(trained.get(logits), expected)
 
 
-def test_one_compiled_function_serves_every_token(
-    trained: Runner, parameters: Any, expected: Any
-) -> None:
+def test_one_compilation_serves_all_tokens(trained: Runner, parameters: Any, expected: Any) -> None:
     ran = []
 
     def counted(*arguments: Any) -> Any:
@@ -220,9 +218,7 @@ def gradient(name: str) -> Any:
         ("norm", "weight"),
     ],
 )
-def test_the_gradient_is_the_slope_of_the_loss(
-    trained: Runner, parameters: Any, path: tuple[Any, ...]
-) -> None:
+def test_gradients_are_slopes(trained: Runner, parameters: Any, path: tuple[Any, ...]) -> None:
     tree = gradient(trained.name)
     for key in path:
         tree = tree[key]
@@ -231,9 +227,7 @@ def test_the_gradient_is_the_slope_of_the_loss(
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["as it is", "compiled"])
-def test_one_step_of_training_is_the_same_everywhere(
-    trained: Runner, parameters: Any, compiled: bool
-) -> None:
+def test_a_step_is_the_same_everywhere(trained: Runner, parameters: Any, compiled: bool) -> None:
     value, after = step_of_training(trained, parameters, compiled)
     wide = mapped(lambda x: x.astype(np.float64), parameters)
     assert value == pytest.approx(float(loss(wide, IDS, TARGETS)), rel=1e-5)

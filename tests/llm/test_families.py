@@ -312,9 +312,7 @@ def test_the_text_part_of_a_model_for_more(
 
 @pytest.mark.parametrize("name", ["llama, dynamic", "phi3, longrope", "gpt_oss"])
 @pytest.mark.parametrize("engine", ["numpy", "jax"])
-def test_a_text_that_is_read_in_pieces_is_rotated_by_its_whole_length(
-    name: str, engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_whole_length_rotates(name: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "SCORED", 8)
     monkeypatch.setattr(generation, "CHUNK_SIZES", (8,))
     run, case = runner(engine, name), reference(name)

@@ -104,9 +104,7 @@ def test_prompts_of_unequal_lengths_get_what_they_get_alone(model: llm.LanguageM
     assert len({reply.tokens for reply in together}) == 4
 
 
-def test_a_prompt_is_read_in_pieces(
-    model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_come_in_pieces(model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [model.tokenizer.encode(OPENING * count) for count in (3, 1, 2)]
     expected = [reply.tokens for reply in model.generate(prompts, 8)]
     monkeypatch.setattr(generation, "PREFILL_CHUNK", {"cpu": 48, "other": 48})
@@ -127,9 +125,7 @@ def test_pieces_hold_each_token_once_at_its_place(sizes: ChunkSizes) -> None:
         for row, own in enumerate(found):
             assert start[row] == len(own) or not count[row]
             own += ids[row, : count[row]].tolist()
-        touched = max(
-            touched, max(s + ids.shape[1] for s, c in zip(start, count, strict=True) if c)
-        )
+            touched = max(touched, (start[row] + ids.shape[1]) * (count[row] > 0))
     assert found == prompts
     assert touched <= sizes.padded(200)
 
@@ -181,9 +177,7 @@ def test_jax_writes_into_the_cache_that_it_was_given(stories: Path) -> None:
     assert [layer["keys"].unsafe_buffer_pointer() for layer in runner._cache] == addresses
 
 
-def test_jax_compiles_one_program_for_all_layers_of_a_kind(
-    stories: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jax_compiles_a_layer_of_each_kind(stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     traced = counted(monkeypatch, decoder, "run_layer")  # called only to be traced
     model = llm.load(stories, device_of_engine("jax"))
     model.generate(OPENING, 4)
@@ -193,9 +187,7 @@ def test_jax_compiles_one_program_for_all_layers_of_a_kind(
     assert len(traced) == 2  # same sizes: same programs
 
 
-def test_jax_compiles_one_choice_for_all_small_top_k(
-    stories: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jax_compiles_one_small_top_k(stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     traced = counted(monkeypatch, generation, "select_token")
     model, numpy = llm.load(stories, device_of_engine("jax")), loaded(stories, "numpy")
     model.generate("", 2, top_k=7, seed=1)
@@ -286,9 +278,7 @@ def test_pieces_of_a_stream_are_the_text(model: llm.LanguageModel) -> None:
     assert reply.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
-def test_a_closed_or_interrupted_stream_leaves_the_model_usable(
-    model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_may_be_closed(model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = model.generate(OPENING, 12)
     with model.stream(OPENING, 100) as stream:
         first = next(stream)
@@ -364,19 +354,11 @@ def test_a_text_is_scored_as_transformers_does(model: llm.LanguageModel, stories
     assert score.perplexity == pytest.approx(float((-exact.mean()).exp()), rel=1e-4)
 
 
-def test_a_penalty_counts_prompt_and_reply_as_in_transformers(
-    one: llm.LanguageModel, stories: Path
-) -> None:
+def test_a_penalty_counts_prompt_and_reply(one: llm.LanguageModel, stories: Path) -> None:
     torch, theirs = in_transformers(stories)
     ids = torch.tensor([one.tokenizer.encode(OPENING)])
-    expected = theirs.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=40,
-        do_sample=False,
-        repetition_penalty=1.5,
-        pad_token_id=2,
-    )
+    how = {"max_new_tokens": 40, "do_sample": False, "repetition_penalty": 1.5, "pad_token_id": 2}
+    expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), **how)
     found = one.generate(OPENING, 40, repetition_penalty=1.5)
     assert list(found.tokens) == expected[0, ids.shape[1] :].tolist()
     assert found.tokens != one.generate(OPENING, 40).tokens
@@ -384,9 +366,15 @@ def test_a_penalty_counts_prompt_and_reply_as_in_transformers(
 
 def test_what_is_no_prompt_is_refused(one: llm.LanguageModel) -> None:
     wrong: Any
-    for wrong in ([], 5, None, [None], [[]], [1, "two"], [1, 10**6], {"role": "user"}):
+    for wrong in ([], [None], [[]], [1, "two"], [1, 10**6], {"role": "user"}):
         with pytest.raises(ConfigurationError, match=r"prompt|token"):
             one.generate(wrong)
+    for wrong in (b"abc", bytearray(b"abc"), None, 5, 1.5, True):
+        kind = type(wrong).__name__
+        with pytest.raises(ConfigurationError, match=rf"(prompt|token).* not {kind}"):
+            one.generate(wrong)
+        with pytest.raises(ConfigurationError, match=f"text must be .* not {kind}"):
+            one.score(wrong)
     calls: list[tuple[str, Callable[[], Any]]] = [
         ("one prompt", lambda: one.stream(["two", "prompts"])),  # type: ignore[arg-type]
         ("max_tokens", lambda: one.generate("", 0)),
@@ -418,9 +406,7 @@ def test_a_stream_that_is_collected_within_a_step_holds_nobody_up(one: llm.Langu
     assert not thread.is_alive()
 
 
-def test_what_others_do_is_refused_with_their_names(
-    one: llm.LanguageModel, stories: Path, tmp_path: Path
-) -> None:
+def test_what_others_do_is_named(one: llm.LanguageModel, stories: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="vLLM"):
         llm.load(stories, ["cpu", "cpu:1"])  # type: ignore[arg-type]
     picture = {"type": "image_url", "image_url": {"url": "file:///a.png"}}
@@ -431,7 +417,7 @@ def test_what_others_do_is_refused_with_their_names(
         llm.load(tmp_path)
 
 
-def test_what_does_not_fit_says_what_would(stories: Path) -> None:
+def test_what_does_not_fit_says_what_would_and_the_model_goes_on(stories: Path) -> None:
     fails = pytest.raises(OutOfMemoryError, match="does not fit on cuda:0")
     with anydevice.testing.fake_machine(cuda=1, memory="400MiB"), fails as caught:
         llm.load(stories, "cuda", context=512)
@@ -439,9 +425,6 @@ def test_what_does_not_fit_says_what_would(stories: Path) -> None:
     assert "device='cpu'" in str(caught.value)
     with pytest.raises(ConfigurationError, match="600 tokens is more than the 512"):
         llm.load(stories, "cpu", context=600)
-
-
-def test_a_batch_that_does_not_fit_is_refused_and_the_model_goes_on(stories: Path) -> None:
     with anydevice.testing.fake_machine(cuda=1, memory="1GiB"):
         model = llm.load(stories, "cuda")
         expected = model.generate("", 5).tokens
@@ -473,9 +456,7 @@ def from_the_start(model: llm.LanguageModel, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_the_next_turn_reads_only_what_is_new(
-    stories: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_reads_new_text(stories: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = loaded(stories, name), list[int]()
     passed = model._executor.forward
 
@@ -565,9 +546,8 @@ def test_a_reply_stops_where_its_numbers_end(stories: Path, name: str) -> None:
     head = {"weight": good.parameters["embedding"]}
     parameters = {**good.parameters, "embedding": good.device(embedding), "head": head}
     stream = with_parts(good, description, parameters).stream(OPENING, 12)
-    with pytest.raises(
-        VerificationError, match=rf"token {at + 2} of the reply .* weight embedding"
-    ):
+    said = rf"token {at + 2} of the reply .* weight embedding"
+    with pytest.raises(VerificationError, match=said):
         list(stream)
     assert stream.reply.tokens == expected.tokens[: at + 1]
 

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from anydevice import device, to_numpy
 from anydevice._core.record import replace
+from anydevice._core.rope_scaling import frequencies
 from anydevice._core.trees import leaves
 from anydevice._formats import load as loading
 from anydevice._formats.gguf import read_gguf
@@ -27,7 +28,7 @@ from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 from tests.comparing import SAME_PROGRAM, assert_same_integers, assert_same_values
 
 gguf = pytest.importorskip("gguf")
-from tests.llm.families import whole_logits  # noqa: E402
+from tests.llm.families import BASE, whole_logits  # noqa: E402
 from tests.llm.gguf_files import add, finish, write, writer_of  # noqa: E402
 
 CPU = device("cpu", engine="numpy")
@@ -37,23 +38,10 @@ def tokenizer_of(file: Path) -> Tokenizer:
     return Tokenizer.from_gguf(read_gguf(file))
 
 
-NUMBERS = {
-    "context_length": 64,
-    "block_count": 3,
-    "embedding_length": 32,
-    "feed_forward_length": 64,
-    "attention.head_count": 4,
-    "attention.head_count_kv": 2,
-}
+NUMBERS = {"context_length": 64, "block_count": 3, "embedding_length": 32}
+NUMBERS |= {"feed_forward_length": 64, "attention.head_count": 4, "attention.head_count_kv": 2}
 RMS = {"attention.layer_norm_rms_epsilon": 1e-5}
-SIZES: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-}
-SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-SIZES |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "rms_norm_eps": 1e-5}
+SIZES = {**BASE, "intermediate_size": 64, "num_hidden_layers": 3, "rms_norm_eps": 1e-5}
 SIXTEEN = {"attention.key_length": 16, "attention.value_length": 16}
 EXPERTS = {"expert_count": 4, "expert_used_count": 2}
 
@@ -137,15 +125,8 @@ def made(folder: Path, name: str, **more: Any) -> tuple[Path, Path]:
     architecture = "llama" if name in ("mixtral", "llama, yarn") else name
     if config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
-    file = write(
-        folder / "model.gguf",
-        architecture,
-        state,
-        {**NUMBERS, **numbers},
-        heads=(4, 2) if name in PERMUTED else None,
-        unit_norm=name.startswith("gemma"),
-        **more,
-    )
+    more |= {"heads": (4, 2) if name in PERMUTED else None, "unit_norm": name.startswith("gemma")}
+    file = write(folder / "model.gguf", architecture, state, {**NUMBERS, **numbers}, **more)
     return folder / "folder", file
 
 
@@ -175,9 +156,7 @@ def test_packed_tensors_are_what_the_package_unpacks(tmp_path: Path, packing: st
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q8_0"])
-def test_tensors_are_read_from_any_block_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_any_block_may_be_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Packed by hand, in blocks of any bytes but finite scales; read in pieces and whole."""
     number = gguf.GGMLQuantizationType[kind]
     elements, size = gguf.GGML_QUANT_SIZES[number]
@@ -200,9 +179,7 @@ def test_tensors_are_read_from_any_block_on(
     assert_same_values(row, theirs[7], because=SAME_PROGRAM)
 
 
-def test_without_the_package_a_config_is_read_and_weights_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_gguf_configs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = made(tmp_path, "llama", packing="Q8_0")[1]
     monkeypatch.setitem(sys.modules, "gguf", None)
     description = describe(read_config(packed))
@@ -211,32 +188,24 @@ def test_without_the_package_a_config_is_read_and_weights_are_refused(
 
 
 def test_llama_3s_factors_are_recognized(tmp_path: Path) -> None:
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    from anydevice._core.rope_scaling import frequencies
-
+    transformers = pytest.importorskip("transformers")
     scaling: dict[str, Any] = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0}
     scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling["original_max_position_embeddings"] = 8192
     config = transformers.AutoConfig.for_model("llama", **{**SIZES, "rope_parameters": scaling})
-    del torch
     plain, scaled = frequencies(8, 500000.0, None)[0], frequencies(8, 500000.0, scaling)[0]
     factors = np.array([a / b for a, b in zip(plain, scaled, strict=True)], np.float32)
     state = {"model.layers.2.mlp.up_proj.weight": np.zeros((64, 32), np.float32)}
     numbers = {**NUMBERS, **RMS, "rope.freq_base": 500000.0}
-    file = write(
-        tmp_path / "a.gguf", "llama", state, numbers, tables={"rope_freqs.weight": factors}
-    )
-    found = read_config(file).get("rope_scaling")
+
+    def read(factors: Any) -> Any:
+        tables = {"rope_freqs.weight": factors}
+        return read_config(write(tmp_path / "a.gguf", "llama", state, numbers, tables=tables))
+
+    found = read(factors).get("rope_scaling")
     assert {**found, "rope_theta": 500000.0} == config.to_dict()["rope_parameters"]
-    other = write(
-        tmp_path / "b.gguf",
-        "llama",
-        state,
-        numbers,
-        tables={"rope_freqs.weight": np.linspace(1, 8, 4, dtype=np.float32)},
-    )
     with pytest.raises(UnsupportedError, match=r"rope_freqs\.weight.*not those of Llama 3"):
-        read_config(other)
+        read(np.linspace(1, 8, 4, dtype=np.float32))
 
 
 def test_a_plan_of_a_file_is_that_of_the_folder(tmp_path: Path) -> None:
@@ -260,9 +229,7 @@ def test_a_plan_of_a_file_is_that_of_the_folder(tmp_path: Path) -> None:
         ("llama", {"rope.dimension_count": 4}, r"llama\.rope\.dimension_count .* whole heads"),
     ],
 )
-def test_what_does_not_map_exactly_is_refused_by_name(
-    tmp_path: Path, architecture: str, numbers: dict[str, Any], said: str
-) -> None:
+def test_what_is_no_exact_match(tmp_path: Path, architecture: str, numbers: Any, said: str) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", architecture)
     for key, value in {**NUMBERS, **numbers}.items():
         writer_of(writer, value)(f"{architecture}.{key}", value)
@@ -290,26 +257,19 @@ def byte_level(pre: str, **more: Any) -> dict[str, Any]:
     tokenizers = pytest.importorskip("tokenizers")
     learned = tokenizers.Tokenizer(tokenizers.models.BPE())
     learned.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = ["<s>", "</s>", "<|user|>"]
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<s>", "</s>", "<|user|>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     learned.train_from_iterator(LINES * 3, trainer)
     model = json.loads(learned.to_str())["model"]
     tokens = sorted(model["vocab"], key=lambda token: model["vocab"][token])
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3, 3, 4] + [1] * (len(tokens) - 3),
-        "tokenizer.ggml.merges": [" ".join(merge) for merge in model["merges"]],
-        "tokenizer.ggml.bos_token_id": 0,
-        "tokenizer.ggml.eos_token_id": 1,
-        "tokenizer.chat_template": "{{ messages[0].content }}",
-        **more,
-    }
+    values = {"model": "gpt2", "pre": pre, "tokens": tokens, "bos_token_id": 0, "eos_token_id": 1}
+    values["token_type"] = [3, 3, 4] + [1] * (len(tokens) - 3)
+    values["merges"] = [" ".join(merge) for merge in model["merges"]]
+    named = {f"tokenizer.ggml.{key}": value for key, value in {**values, **more}.items()}
+    return named | {"tokenizer.chat_template": "{{ messages[0].content }}"}
 
 
 LINES = [
@@ -342,9 +302,7 @@ def test_errors_of_the_template_name_the_file_it_is_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pre", SPLITTINGS)
-def test_byte_level_text_comes_back_and_pieces_are_those_of_the_pattern(
-    tmp_path: Path, pre: str
-) -> None:
+def test_byte_level_text_comes_back(tmp_path: Path, pre: str) -> None:
     file = tokenizer_file(tmp_path, byte_level(pre))
     tokenizer = tokenizer_of(file)
     for line in LINES:
@@ -361,15 +319,13 @@ def test_byte_level_text_comes_back_and_pieces_are_those_of_the_pattern(
 @pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "dbrx", "gpt-4o", "gpt-2"])
 def test_tokens_are_those_of_transformers(tmp_path: Path, pre: str) -> None:
     transformers = pytest.importorskip("transformers")
-    architecture_knows = {"tokenizer.ggml.add_bos_token": False}
-    file = tokenizer_file(tmp_path, byte_level(pre, **architecture_knows))
+    file = tokenizer_file(tmp_path, byte_level(pre, add_bos_token=False))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
     ours = tokenizer_of(file)
     composed = SPLITTINGS[pre].composed
-    for line in LINES:
-        if composed and "e\u0301" in line:
-            continue  # its conversion does not compose characters, as the model's own files do
-        assert ours.encode(line) == theirs(line).input_ids, line
+    for line in LINES:  # its conversion does not compose characters, as the model's own files do
+        if not (composed and "e\u0301" in line):
+            assert ours.encode(line) == theirs(line).input_ids, line
 
 
 def test_digits_are_split_before_spaces_are_joined(tmp_path: Path) -> None:
@@ -383,8 +339,7 @@ def test_digits_are_split_before_spaces_are_joined(tmp_path: Path) -> None:
 
 
 def test_bos_is_added_where_the_file_says_so(tmp_path: Path) -> None:
-    metadata = byte_level("gpt-2", **{"tokenizer.ggml.add_bos_token": True})
-    tokenizer = tokenizer_of(tokenizer_file(tmp_path, metadata))
+    tokenizer = tokenizer_of(tokenizer_file(tmp_path, byte_level("gpt-2", add_bos_token=True)))
     assert tokenizer.encode("a")[0] == 0
     assert tokenizer.encode("<s>a")[:2] == tokenizer.encode("a")
 
@@ -398,9 +353,7 @@ def test_bos_is_added_where_the_file_says_so(tmp_path: Path) -> None:
         {},
     ],
 )
-def test_others_need_a_tokenizer_json_beside_them(
-    stories: Path, tmp_path: Path, metadata: dict[str, Any]
-) -> None:
+def test_others_need_a_json_file(stories: Path, tmp_path: Path, metadata: dict[str, Any]) -> None:
     file = tokenizer_file(tmp_path, metadata)
     with pytest.raises(UnsupportedError, match=r"t\.gguf.*put the tokenizer\.json"):
         tokenizer_of(file)
@@ -420,8 +373,7 @@ def test_others_need_a_tokenizer_json_beside_them(
     ],
 )
 def test_a_damaged_vocabulary(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    changed = {f"tokenizer.ggml.{key}": value for key, value in change.items()}
-    file = tokenizer_file(tmp_path, byte_level("gpt-2", **changed))
+    file = tokenizer_file(tmp_path, byte_level("gpt-2", **change))
     with pytest.raises(ConfigurationError, match=rf"t\.gguf.*{said}"):
         tokenizer_of(file)
 

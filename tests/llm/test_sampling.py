@@ -88,9 +88,7 @@ def test_the_smallest_temperatures_take_the_likeliest_token(temperature: float) 
     ],
     ids=str,
 )
-def test_the_strictest_filters_leave_the_likeliest_token(
-    options: dict[str, Any], anywhere: Device
-) -> None:
+def test_strict_filters_leave_the_likeliest(options: dict[str, Any], anywhere: Device) -> None:
     """Compiled too, where a product and a sum become one, with other rounding."""
     logits = np.random.default_rng(5).standard_normal((200, 50)).astype(np.float32) * 10
     asked = sampling(seed=1, **options)

@@ -43,15 +43,9 @@ def expected(model: Any, ids: list[int], count: int, ends: tuple[int, ...]) -> l
     import torch
 
     prompt = torch.tensor([ids])
+    how = {"max_new_tokens": count, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
     with torch.inference_mode():
-        found = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=count,
-            do_sample=False,
-            eos_token_id=list(ends),
-            pad_token_id=ends[0],
-        )
+        found = model.generate(prompt, eos_token_id=list(ends), pad_token_id=ends[0], **how)
     tokens: list[int] = found[0, len(ids) :].tolist()
     return tokens[:-1] if tokens[-1] in ends else tokens
 
@@ -73,9 +67,7 @@ def test_greedy_tokens_are_those_that_transformers_gave(smollm2: Path, name: str
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["torch", "jax", "mlx", "numpy"])
-def test_a_hundred_tokens_of_five_prompts_are_those_of_transformers(
-    theirs: Any, smollm2: Path, name: str
-) -> None:
+def test_tokens_are_those_of_transformers(theirs: Any, smollm2: Path, name: str) -> None:
     model = loaded(smollm2, name)
     encode, chat = model.tokenizer.encode, model.tokenizer.encode_chat
     together = model.generate(PROMPTS, 100)
@@ -88,15 +80,12 @@ def test_a_hundred_tokens_of_five_prompts_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("tokens", [256, pytest.param(1500, marks=pytest.mark.soak)])
-def test_sixteen_bits_change_the_perplexity_by_less_than_half_a_percent(
-    smollm2: Path, tokens: int
-) -> None:
+def test_sixteen_bits_hardly_change_the_perplexity(smollm2: Path, tokens: int) -> None:
     full = loaded(smollm2, "torch")
     ids = full.tokenizer.encode(PAGE.read_text("utf-8"))[:tokens]
     exact = full.score(ids).perplexity
-    assert loaded(smollm2, "torch", "bfloat16").score(ids).perplexity == pytest.approx(
-        exact, rel=0.005
-    )
+    narrow = loaded(smollm2, "torch", "bfloat16").score(ids).perplexity
+    assert narrow == pytest.approx(exact, rel=0.005)
     assert 20 < exact < 200  # English prose with tables: far from a guess of 49,152 tokens
 
 
@@ -105,9 +94,7 @@ def test_memory_is_what_was_planned(smollm2: Path) -> None:
     """On NumPy, all of whose arrays are counted: within 3 %."""
     import tracemalloc
 
-    loaded(smollm2, "numpy").generate(
-        [5] * 40, 2
-    )  # imports, tables and tokenizers are not the model's
+    loaded(smollm2, "numpy").generate([5] * 40, 2)  # imports and tables are not the model's
     gc.collect()
     tracemalloc.start()
     try:

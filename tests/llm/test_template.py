@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import psutil
@@ -80,14 +81,10 @@ def theirs(template: str, case: dict[str, Any], prompt: bool) -> str | Exception
     from transformers.utils.chat_template_utils import render_jinja_template
 
     given = {key: value for key, value in case.items() if key != "messages"}
+    given |= {"chat_template": template, "add_generation_prompt": prompt}
     try:
         texts, _ = render_jinja_template(
-            [case["messages"]],
-            chat_template=template,
-            add_generation_prompt=prompt,
-            bos_token="<s>",
-            eos_token="</s>",
-            **given,
+            [case["messages"]], bos_token="<s>", eos_token="</s>", **given
         )
     except Exception as error:
         return error
@@ -159,8 +156,7 @@ def test_a_broken_or_refusing_template_is_named(template: str, words: str) -> No
         ChatTemplate(template, "here").render(HELLO)
 
 
-class Anything:
-    """An object of the user's program."""
+ANYTHING = SimpleNamespace()
 
 
 @pytest.mark.parametrize(
@@ -170,8 +166,8 @@ class Anything:
         ("Hello", "messages are a list of dicts"),
         ({"role": "user"}, "messages are a list of dicts"),
         (["Hello"], r"messages\[0\] is not a dict"),
-        ([{"role": "user", "content": Anything()}], r"messages\[0\]\['content'\] is of type Anyth"),
-        ([{Anything: 1}], r"messages\[0\]: the key"),
+        ([{"role": "user", "content": ANYTHING}], r"\[0\]\['content'\] is of type SimpleNamespace"),
+        ([{SimpleNamespace: 1}], r"messages\[0\]: the key"),
     ],
 )
 def test_messages_that_are_none_are_named(messages: Any, words: str) -> None:
@@ -185,17 +181,10 @@ class Message:
     content: Any
 
 
-class Dumped:
-    """As pydantic's models are."""
-
-    def model_dump(self) -> dict[str, Any]:
-        return {"role": "user", "content": ("a", ["b"])}
-
-
 def test_messages_of_other_kinds_are_plain_to_a_template() -> None:
     template = "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m }};{% endfor %}"
-    messages: list[Any] = [Message("user", {"a": (1, True)}), Dumped()]
-    case = {"messages": messages}
+    dumped = SimpleNamespace(model_dump=lambda: {"role": "user", "content": ("a", ["b"])})
+    case = {"messages": [Message("user", {"a": (1, True)}), dumped]}
     assert ours(template, case, True) == theirs(template, case, True)
 
 
@@ -306,9 +295,7 @@ def test_a_child_that_was_killed_is_replaced() -> None:
     assert child() != before
 
 
-def test_without_jinja2_the_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_jinja2_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "jinja2.py").write_text("raise ImportError('none')")
     monkeypatch.syspath_prepend(tmp_path)
     child = chat_template._child.__wrapped__()
@@ -376,54 +363,31 @@ def test_a_function_is_described_as_transformers_describes_it(tool: Any) -> None
     )
 
 
-def untold(a: int) -> None:
-    """Says nothing of a."""
+def tool(name: str, kind: Any, described: str = "a: a thing") -> Any:
+    """A function of one parameter `a`, with this type if any, and these words under Args."""
 
+    def made(a: Any) -> None: ...
 
-def untyped(a) -> None:  # type: ignore[no-untyped-def]
-    """Has no type.
-
-    Args:
-        a: a thing
-    """
-
-
-def unread(a: NoSuchType) -> None:  # type: ignore[name-defined]  # noqa: F821
-    """Has a type that is nowhere.
-
-    Args:
-        a: a thing
-    """
-
-
-def unlisted(a: str) -> None:
-    """Has choices that are none.
-
-    Args:
-        a: a thing (choices: [one, two])
-    """
-
-
-def odd(a: set[int]) -> None:
-    """Has a type that JSON has not.
-
-    Args:
-        a: a thing
-    """
+    made.__name__, made.__doc__ = name, f"Does something.\n\nArgs:\n    {described}\n"
+    made.__annotations__ = {"return": None} if kind is None else {"a": kind, "return": None}
+    return made
 
 
 @pytest.mark.parametrize(
-    ("tool", "words"),
+    ("wrong", "words"),
     [
-        (unread, "the tool unread has types that cannot be read"),
-        (unlisted, r"the tool unlisted has choices that are not JSON: \[one, two\]"),
-        (odd, "the tool odd has a parameter of type"),
-        (untold, "the tool untold does not describe a under Args:"),
-        (untyped, "the tool untyped has no type for a"),
+        (tool("unread", "NoSuchType"), "the tool unread has types that cannot be read"),
+        (
+            tool("unlisted", str, "a: a thing (choices: [one, two])"),
+            r"the tool unlisted has choices that are not JSON: \[one, two\]",
+        ),
+        (tool("odd", set[int]), "the tool odd has a parameter of type"),
+        (tool("untold", int, ""), "the tool untold does not describe a under Args:"),
+        (tool("untyped", None), "the tool untyped has no type for a"),
         (lambda: None, "has no docstring"),
         (3, "a tool is a JSON schema or a function, not 3"),
     ],
 )
-def test_a_tool_that_cannot_be_described_is_named(tool: Any, words: str) -> None:
+def test_a_tool_that_cannot_be_described_is_named(wrong: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        tool_schema(tool)
+        tool_schema(wrong)

@@ -11,13 +11,40 @@ from anydevice._llm.tokenizer import LLAMA3
 
 Values = dict[str, Any]
 
+BYTE_LEVEL: Values = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+METASPACE: Values = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}
+METASPACE["split"] = True
+SENTENCE_PIECE: list[Values] = [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+    {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+]
+WORD_PIECE: Values = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+
 
 def changed(values: Values, **parts: Any) -> Values:
     """The same tokenizer with other parts."""
     return {**values, **parts}
 
 
-def _added(*texts: str) -> list[Values]:
+def split_by(pattern: str) -> Values:
+    """The pre-tokenizer that splits by a pattern."""
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def pairs(tokens: list[str]) -> Values:
+    """A model of byte pairs with these tokens, and no merges."""
+    none = dict.fromkeys(
+        ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    )
+    vocabulary = {text: i for i, text in enumerate(tokens)}
+    own = {"vocab": vocabulary, "merges": [], "fuse_unk": False, "byte_fallback": False}
+    return {"type": "BPE", **none, **own}
+
+
+def added(*texts: str) -> list[Values]:
+    """The first tokens; all but `<tool>` are special."""
     flags = ("single_word", "lstrip", "rstrip", "normalized")
     return [
         {"id": i, "content": text, "special": text != "<tool>", **dict.fromkeys(flags, False)}
@@ -54,55 +81,28 @@ def _alphabet() -> list[str]:
 
 _LIMITS: Values = {
     "version": "1.0",
-    "truncation": {
-        "direction": "Right",
-        "max_length": 5,
-        "strategy": "LongestFirst",
-        "stride": 0,
-    },
-    "padding": {
-        "strategy": {"Fixed": 10},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 0,
-        "pad_type_id": 0,
-        "pad_token": "<s>",
-    },
+    "truncation": {"direction": "Right", "max_length": 5, "stride": 0, "strategy": "LongestFirst"},
+    "padding": {"strategy": {"Fixed": 10}, "direction": "Right", "pad_token": "<s>", "pad_id": 0}
+    | {"pad_to_multiple_of": None, "pad_type_id": 0},
 }
-_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 _SPECIAL = ["<s>", "</s>", "<tool>"]
 _BYTE_TOKENS = [*_SPECIAL, *_alphabet(), "he", "ll", "Ġw", "hell"]
 
 BYTES: Values = {
     **_LIMITS,
-    "added_tokens": _added(*_SPECIAL),
+    "added_tokens": added(*_SPECIAL),
     "normalizer": {"type": "NFC"},
     "pre_tokenizer": {
         "type": "Sequence",
         "pretokenizers": [
-            {
-                "type": "Split",
-                "pattern": {"Regex": LLAMA3},
-                "behavior": "Isolated",
-                "invert": False,
-            },
-            {**_BYTE_LEVEL, "use_regex": False},
+            split_by(LLAMA3),
+            {**BYTE_LEVEL, "use_regex": False},
         ],
     },
     "post_processor": _adding(["<s>"], [], {"<s>": 0}),
-    "decoder": {**_BYTE_LEVEL, "use_regex": True},
-    "model": {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": True,
-        "vocab": {text: i for i, text in enumerate(_BYTE_TOKENS)},
-        "merges": [["h", "e"], ["l", "l"], ["Ġ", "w"], ["he", "ll"]],
-    },
+    "decoder": {**BYTE_LEVEL, "use_regex": True},
+    "model": pairs(_BYTE_TOKENS)
+    | {"ignore_merges": True, "merges": [["h", "e"], ["l", "l"], ["Ġ", "w"], ["he", "ll"]]},
 }
 
 _PIECES = [["<unk>", 0.0], ["<s>", 0.0], ["</s>", 0.0], ["▁", -2.0], ["▁he", -3.0], ["ll", -4.0]]
@@ -110,7 +110,7 @@ _PIECES += [["o", -5.0], ["h", -6.0], *([f"<0x{byte:02X}>", -10.0] for byte in r
 
 UNIGRAM: Values = {
     **_LIMITS,
-    "added_tokens": _added("<unk>", "<s>", "</s>"),
+    "added_tokens": added("<unk>", "<s>", "</s>"),
     "normalizer": {
         "type": "Sequence",
         "normalizers": [
@@ -119,22 +119,9 @@ UNIGRAM: Values = {
             {"type": "Lowercase"},
         ],
     },
-    "pre_tokenizer": {
-        "type": "Metaspace",
-        "replacement": "▁",
-        "prepend_scheme": "always",
-        "split": True,
-    },
+    "pre_tokenizer": METASPACE,
     "post_processor": _adding([], ["</s>"], {"</s>": 2}),
-    "decoder": {
-        "type": "Sequence",
-        "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
-            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-        ],
-    },
+    "decoder": {"type": "Sequence", "decoders": SENTENCE_PIECE},
     "model": {"type": "Unigram", "unk_id": 0, "vocab": _PIECES, "byte_fallback": True},
 }
 
@@ -142,22 +129,12 @@ _WORDS = [*_SPECIAL, "[UNK]", "hello", "##s", "w", "##o", "##r", "##ld", "a", "b
 
 WORDS: Values = {
     **_LIMITS,
-    "added_tokens": _added(*_SPECIAL),
-    "normalizer": {
-        "type": "BertNormalizer",
-        "clean_text": True,
-        "handle_chinese_chars": True,
-        "strip_accents": None,
-        "lowercase": True,
-    },
+    "added_tokens": added(*_SPECIAL),
+    "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
+    | {"strip_accents": None, "lowercase": True},
     "pre_tokenizer": {"type": "BertPreTokenizer"},
     "post_processor": {"type": "BertProcessing", "sep": ["</s>", 1], "cls": ["<s>", 0]},
-    "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-    "model": {
-        "type": "WordPiece",
-        "unk_token": "[UNK]",
-        "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 100,
-        "vocab": {text: i for i, text in enumerate(_WORDS)},
-    },
+    "decoder": WORD_PIECE,
+    "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
+    | {"max_input_chars_per_word": 100, "vocab": {text: i for i, text in enumerate(_WORDS)}},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 
 import anydevice
-from anydevice import nn
+from anydevice import nn, ops
 from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES
 from anydevice._core.trees import leaves, mapped
+from anydevice._machine.engines import registry
 from anydevice._nn.layer import Layer
 from anydevice._nn.layers import ACTIVATIONS
 from anydevice.errors import ConfigurationError
@@ -35,10 +38,7 @@ LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
     "conv of one row": (nn.Conv2d(2, 3, (1, 2), bias=False, activation="relu"), (2, 5, 6)),
     "conv of sequences": (nn.Conv1d(2, 3, 3, stride=2, padding=1), (2, 7)),
     "conv of sequences without bias": (nn.Conv1d(2, 3, 2, bias=False, activation="relu"), (2, 7)),
-    "transposed conv": (
-        nn.ConvTranspose2d(3, 2, 3, stride=2, padding=1, output_padding=1),
-        (3, 4, 3),
-    ),
+    "transposed conv": (nn.ConvTranspose2d(3, 2, 3, 2, 1, output_padding=1), (3, 4, 3)),
     "transposed conv without bias": (
         nn.ConvTranspose2d(3, 2, (1, 2), stride=(1, 2), bias=False, activation="tanh"),
         (3, 4, 3),
@@ -134,9 +134,7 @@ THEIRS: dict[str, Callable[[Any], Any]] = {
     "avg pool": lambda nn: nn.AvgPool2d((3, 2), stride=1),
     "flatten": lambda nn: nn.Flatten(),
     "conv of sequences": lambda nn: nn.Conv1d(2, 3, 3, stride=2, padding=1),
-    "transposed conv": lambda nn: nn.ConvTranspose2d(
-        3, 2, 3, stride=2, padding=1, output_padding=1
-    ),
+    "transposed conv": lambda nn: nn.ConvTranspose2d(3, 2, 3, 2, 1, output_padding=1),
     "leaky": lambda nn: nn.LeakyReLU(0.2),
     "leaky_relu": lambda nn: nn.LeakyReLU(),
 }
@@ -151,18 +149,20 @@ def test_a_layer_is_that_of_torch(name: str) -> None:
     np.testing.assert_allclose(layer.apply(parameters, x, nn.Run()), expected, CLOSE, CLOSE)
 
 
+def attention_weights(own: Any, prefix: str = "") -> dict[str, Array]:
+    """The parameters of our attention by torch's names."""
+    names = {"in_proj_weight": "qkv", "in_proj_bias": "qkv_bias"}
+    names |= {"out_proj.weight": "output", "out_proj.bias": "output_bias"}
+    return {prefix + theirs: own[name] for theirs, name in names.items()}
+
+
 def test_attention_is_that_of_torch() -> None:
     torch = pytest.importorskip("torch")
     layer, shape = LAYERS["attention with bias"]
     parameters, x = parameters_of(layer), example(layer, shape)
     theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True)
-    names = {
-        "in_proj_weight": "qkv",
-        "in_proj_bias": "qkv_bias",
-        "out_proj.weight": "output",
-        "out_proj.bias": "output_bias",
-    }
-    theirs.load_state_dict({name: torch.tensor(parameters[own]) for name, own in names.items()})
+    weights = attention_weights(parameters)
+    theirs.load_state_dict({name: torch.tensor(own) for name, own in weights.items()})
     given = torch.tensor(x)
     expected = theirs(given, given, given, need_weights=False)[0].detach().numpy()
     np.testing.assert_allclose(layer.apply(parameters, x, nn.Run()), expected, CLOSE, CLOSE)
@@ -170,28 +170,15 @@ def test_attention_is_that_of_torch() -> None:
 
 def test_a_block_is_that_of_torch() -> None:
     torch = pytest.importorskip("torch")
-    layer, shape = (
-        nn.TransformerBlock(8, 2, hidden=12, norm="layer", activation="relu", bias=True),
-        (5, 8),
-    )
-    parameters, x = parameters_of(layer), example(layer, shape)
-    theirs = torch.nn.TransformerEncoderLayer(
-        8, 2, 12, dropout=0.0, batch_first=True, norm_first=True
-    )
-    weights = {
-        "self_attn.in_proj_weight": parameters["attention"]["qkv"],
-        "self_attn.in_proj_bias": parameters["attention"]["qkv_bias"],
-        "self_attn.out_proj.weight": parameters["attention"]["output"],
-        "self_attn.out_proj.bias": parameters["attention"]["output_bias"],
-        "linear1.weight": parameters["mlp"][0]["weight"],
-        "linear1.bias": parameters["mlp"][0]["bias"],
-        "linear2.weight": parameters["mlp"][1]["weight"],
-        "linear2.bias": parameters["mlp"][1]["bias"],
-        "norm1.weight": parameters["attention_norm"]["weight"],
-        "norm1.bias": parameters["attention_norm"]["bias"],
-        "norm2.weight": parameters["mlp_norm"]["weight"],
-        "norm2.bias": parameters["mlp_norm"]["bias"],
-    }
+    layer = nn.TransformerBlock(8, 2, hidden=12, norm="layer", activation="relu", bias=True)
+    parameters, x = parameters_of(layer), example(layer, (5, 8))
+    how = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+    theirs = torch.nn.TransformerEncoderLayer(8, 2, 12, **how)
+    weights = attention_weights(parameters["attention"], "self_attn.")
+    parts = {"norm1": parameters["attention_norm"], "norm2": parameters["mlp_norm"]}
+    parts |= {"linear1": parameters["mlp"][0], "linear2": parameters["mlp"][1]}
+    for name, part in parts.items():
+        weights |= {f"{name}.{kind}": part[kind] for kind in ("weight", "bias")}
     expected = torch_result(theirs, weights, x)
     np.testing.assert_allclose(layer.apply(parameters, x, nn.Run()), expected, CLOSE, CLOSE)
 
@@ -211,24 +198,12 @@ def test_later_positions_do_not_change_earlier_ones() -> None:
     [
         (nn.Dense(128, 10), (64,), "Dense(128→10): got 64 features"),
         (nn.Dense(4, 2), (), "Dense(4→2): got scalars, expected 4 features"),
-        (
-            nn.Chain(nn.Dense(64, 64), "relu", nn.Dense(128, 10)),
-            (64,),
-            "Chain[2] Dense(128→10): got 64 features",
-        ),
-        (
-            nn.Chain("relu", nn.Chain(nn.LayerNorm(4))),
-            (5,),
-            "Chain[1][0] LayerNorm(4): got 5 features",
-        ),
+        (nn.Chain("relu", nn.Dense(8, 2)), (4,), "Chain[1] Dense(8→2): got 4 features"),
+        (nn.Chain("relu", nn.Chain(nn.LayerNorm(4))), (5,), "Chain[1][0] LayerNorm(4): got 5 f"),
         (nn.RMSNorm(4), (5,), "RMSNorm(4): got 5 features"),
         (nn.BatchNorm(4), (3, 4, 4), "BatchNorm(4): got 3 channels, the first axis of the shape"),
         (nn.BatchNorm(4), (), "BatchNorm(4): got scalars, expected 4 channels"),
-        (
-            nn.Chain(nn.Embedding(9, 4), nn.TransformerBlock(8, 2)),
-            (3,),
-            "Chain[1].attention_norm RMSNorm(8): got 4 features",
-        ),
+        (nn.Chain(nn.TransformerBlock(8, 2)), (3, 4), "Chain[0].attention_norm RMSNorm(8): got 4"),
         (nn.Attention(8, 2), (8,), "Attention(8, 2 heads): got the shape (8,), expected"),
         (nn.PositionEmbedding(3, 4), (5, 4), "got 5 tokens, but it has 3 positions"),
         (nn.PositionEmbedding(3, 4), (4,), "got the shape (4,), expected (tokens, 4)"),
@@ -245,30 +220,24 @@ def test_later_positions_do_not_change_earlier_ones() -> None:
             (4,),
             "Residual: got (3,) from Dense(4→3) and (4,) beside it",
         ),
-        (
-            nn.Residual(nn.Dense(4, 3), nn.Dense(5, 3)),
-            (4,),
-            "Residual.shortcut Dense(5→3): got 4 features",
-        ),
+        (nn.Residual(nn.Dense(4, 3), nn.Dense(5, 3)), (4,), "Residual.shortcut Dense(5→3): got 4"),
         (nn.GRU(4, 5), (4,), "GRU(4→5): got the shape (4,), expected (time, 4)"),
         (nn.LSTM(4, 5), (6, 3), "LSTM(4→5): got 3 features"),
         (nn.MaxPool2d((1, 5)), (3, 4, 4), "MaxPool2d(1×5): got an image of 4×4"),
         (
             nn.TiedEmbedding(9, 4, nn.Chain(nn.Dense(5, 4))),
             (3,),
-            "TiedEmbedding.inside[0] Dense(5→4): got 4 features",
+            "TiedEmbedding.inside[0] Dense(5→4)",
         ),
         (
             nn.TiedEmbedding(9, 4, nn.Dense(4, 5)),
             (3,),
-            "TiedEmbedding(9→4→9): got the shape (3, 5) from Dense(4→5)",
+            "9→4→9): got the shape (3, 5) from Dense(4→5)",
         ),
         (nn.GatedMLP(4, 8), (3,), "GatedMLP(4→8→4): got 3 features"),
     ],
 )
-def test_a_shape_that_does_not_fit_names_the_layer(
-    layer: Layer, shape: tuple[int, ...], said: str
-) -> None:
+def test_a_wrong_shape_names_its_layer(layer: Layer, shape: tuple[int, ...], said: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         layer.output(shape)
     assert said in str(caught.value)
@@ -350,12 +319,11 @@ def test_a_layer_of_ones_own_needs_apply() -> None:
 
     with pytest.raises(NotImplementedError, match="Nothing has no apply"):
         Nothing().apply({}, np.ones(1), nn.Run())
+    assert (Nothing().label, nn.Dropout(0.25).label) == ("Nothing", "Dropout(0.25)")
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_is_a_value(name: str) -> None:
-    import pickle
-
     layer, _ = LAYERS[name]
     again = pickle.loads(pickle.dumps(layer))
     assert again == layer
@@ -369,15 +337,12 @@ def test_a_layer_is_a_value(name: str) -> None:
 )
 def test_a_layer_computes_in_the_type_of_its_parameters(name: str, dtype: str, cpu: Device) -> None:
     """What mixed precision needs: 16 bits in, 16 bits out, also with dropout in training."""
-    from anydevice._core.dtypes import DTYPES
-
     layer, shape = LAYERS[name]
     kind = DTYPES[dtype].numpy()
     parameters, x = parameters_of(layer), example(layer, shape)
     expected = layer.apply(wide(parameters), wide(x), nn.Run())
-    there, x_there = anydevice.to_device(
-        (mapped(lambda leaf: leaf.astype(kind), parameters), x.astype(kind)), cpu
-    )
+    narrow = mapped(lambda leaf: leaf.astype(kind), parameters)
+    there, x_there = anydevice.to_device((narrow, x.astype(kind)), cpu)
     dropped = nn.Chain(layer, nn.Dropout(0.5))
     y = anydevice.to_numpy(layer.apply(there, x_there, nn.Run()))
     z = anydevice.to_numpy(dropped.apply([there, {}], x_there, nn.Run(training=True, step=1)))
@@ -387,6 +352,96 @@ def test_a_layer_computes_in_the_type_of_its_parameters(name: str, dtype: str, c
     np.testing.assert_allclose(z[kept].astype(np.float64), 2 * y[kept].astype(np.float64), 1e-6)
 
 
-def test_dropout_names_its_rate() -> None:
-    assert nn.Dropout(0.25).label == "Dropout(0.25)"
-    assert nn.Layer().label == "Layer"
+# Recurrent layers
+
+RECURRENT = {
+    "input": "weight_ih_l0",
+    "recurrent": "weight_hh_l0",
+    "input_bias": "bias_ih_l0",
+    "recurrent_bias": "bias_hh_l0",
+}
+
+
+def of_torch(layer: nn.GRU | nn.LSTM, parameters: Any, x: Array) -> tuple[Array, dict[str, Array]]:
+    """The output, and the gradients of the sum of output³."""
+    torch = pytest.importorskip("torch")
+    kind = getattr(torch.nn, type(layer).__name__)
+    module = kind(layer.inputs, layer.outputs, bias=layer.bias, batch_first=True)
+    module.load_state_dict({RECURRENT[name]: torch.tensor(own) for name, own in parameters.items()})
+    given = torch.tensor(x, requires_grad=True)
+    y = module(given)[0]
+    y = y[:, -1] if layer.last else y
+    (y**3).sum().backward()
+    gradients = {name: getattr(module, RECURRENT[name]).grad.numpy() for name in parameters}
+    return y.detach().numpy(), {**gradients, "x": given.grad.numpy()}
+
+
+def loss_of(layer: Layer) -> Any:
+    def loss(given: Any) -> Any:
+        y = layer.apply(given, given["x"], nn.Run(training=True))
+        return ops.sum(ops.multiply(y, ops.multiply(y, y)))
+
+    return loss
+
+
+def assert_gradients(found: Any, expected: dict[str, Array]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        within = 64 * CLOSE * max(1.0, np.abs(value).max())
+        np.testing.assert_allclose(anydevice.to_numpy(found[name]), value, 0, within, err_msg=name)
+
+
+@pytest.mark.parametrize(("last", "bias"), [(False, True), (True, False)])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_it_computes_what_torch_does(kind: Any, last: bool, bias: bool, trainable: Device) -> None:
+    layer = kind(4, 5, last=last, bias=bias)
+    parameters, x = parameters_of(layer), example(layer, (6, 4))
+    expected, gradients = of_torch(layer, parameters, x)
+    there = anydevice.to_device({**parameters, "x": x}, trainable)
+    y = layer.apply(there, there["x"], nn.Run())
+    np.testing.assert_allclose(anydevice.to_numpy(y), expected, CLOSE, CLOSE)
+    autodiff = registry.load(trainable.engine or "").autodiff
+    _, found = autodiff.value_and_grad(loss_of(layer))(there)
+    assert_gradients(found, gradients)
+
+
+def test_a_long_sequence_is_compiled_as_one_loop() -> None:
+    """The size of what XLA gets does not grow with the time."""
+    jax = pytest.importorskip("jax")
+    layer = nn.LSTM(4, 5)
+    parameters = parameters_of(layer)
+
+    def size(time: int) -> int:
+        loss = jax.grad(loss_of(layer))
+        return len(str(jax.make_jaxpr(loss)({**parameters, "x": example(layer, (time, 4))})))
+
+    assert size(300) < 1.1 * size(30)
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_a_long_sequence_is_one_op_to_the_compiler_of_torch(kind: Any) -> None:
+    """Written out, a hundred steps would take it minutes; gradients stay those of torch."""
+    torch = pytest.importorskip("torch")
+    common = pytest.importorskip("torch._dynamo.backends.common")
+    boxed = pytest.importorskip("functorch.compile").make_boxed_func
+    layer = kind(4, 5)
+    parameters, x = parameters_of(layer), example(layer, (100, 4))
+    expected, gradients = of_torch(layer, parameters, x)
+    graphs: list[Any] = []
+
+    def as_it_is(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return boxed(graph.forward)
+
+    backend = common.aot_autograd(
+        fw_compiler=as_it_is, bw_compiler=as_it_is, inference_compiler=as_it_is
+    )
+    loss = torch.compile(loss_of(layer), fullgraph=True, backend=backend)
+    device = anydevice.device("cpu", engine="torch")
+    there = anydevice.to_device({**parameters, "x": x}, device)
+    _, found = registry.load("torch").autodiff.value_and_grad(loss)(there)
+    assert_gradients(found, gradients)
+    assert len(graphs) == 2
+    assert all(len(graph.graph.nodes) < 40 for graph in graphs), "both ways, one op"
+    apply = torch.compile(lambda given: layer.apply(given, given["x"], nn.Run()), backend=backend)
+    np.testing.assert_allclose(apply(there).numpy(), expected, CLOSE, CLOSE)

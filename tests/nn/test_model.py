@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,8 +13,9 @@ from anydevice._core.device import Device
 from anydevice._core.trees import difference, leaves, refilled
 from anydevice._nn import model as binding
 from anydevice._nn.initializers import INITIALIZERS, Initializer
+from anydevice._nn.model import built_for
 from anydevice.errors import ConfigurationError
-from tests.comparing import assert_same_bits
+from tests.comparing import COPIED, SAME_PROGRAM, assert_same_bits
 
 GPT = nn.Chain(
     nn.Embedding(20, 8),
@@ -38,11 +41,8 @@ def test_a_layer_begins_the_same_whatever_size_those_before_it_have() -> None:
     one, other = (
         nn.build(nn.Dense(4, n), nn.Dense(n, 3), nn.Dense(3, 2), device="cpu") for n in (5, 9)
     )
-    assert_same_bits(
-        one.parameters[2]["weight"],
-        other.parameters[2]["weight"],
-        because="the same seed draws the same numbers",
-    )
+    last, same = one.parameters[2]["weight"], other.parameters[2]["weight"]
+    assert_same_bits(last, same, because="the same seed draws the same numbers")
 
 
 def test_a_model_is_a_tree(cpu: Device) -> None:
@@ -50,16 +50,12 @@ def test_a_model_is_a_tree(cpu: Device) -> None:
     moved = anydevice.to_device(model, cpu)
     assert isinstance(moved, nn.Model)
     assert anydevice.device_of(moved) == cpu
-    assert type(moved.parameters[0]["weight"]).__module__.partition(".")[0] in (
-        "numpy", "torch", "jaxlib", "mlx",
-    )  # fmt: skip
+    library = type(moved.parameters[0]["weight"]).__module__.partition(".")[0]
+    assert library in ("numpy", "torch", "jaxlib", "mlx")
     assert isinstance(cpu(model), nn.Model)
     back = anydevice.to_numpy(moved)
-    assert_same_bits(
-        back.parameters[0]["weight"],
-        model.parameters[0]["weight"],
-        because="it is only copied",
-    )
+    before, after = model.parameters[0]["weight"], back.parameters[0]["weight"]
+    assert_same_bits(after, before, because=COPIED)
     assert back.layer is model.layer
     assert back.output_shape == (3,)
 
@@ -75,19 +71,13 @@ def test_a_model_says_what_it_is() -> None:
         "Chain  5 → 5×20                                   1,368  5.3 KiB",
     ]
     assert model.parameter_count == 1368
-    assert repr(model) == (
-        f"Model(Chain of 4 layers, 5 → 5×20, {model.parameter_count:,} parameters, cpu numpy)"
-    )
-    assert repr(nn.build(nn.Dense(3, 2), device="cpu")) == (
-        "Model(Dense(3→2), 3 → 2, 8 parameters, cpu numpy)"
-    )
+    assert repr(model) == "Model(Chain of 4 layers, 5 → 5×20, 1,368 parameters, cpu numpy)"
+    dense = nn.build(nn.Dense(3, 2), device="cpu")
+    assert repr(dense) == "Model(Dense(3→2), 3 → 2, 8 parameters, cpu numpy)"
     nested = nn.build(nn.Chain(nn.Dense(2, 3), "relu"), nn.recompute(nn.Dense(3, 1)), device="cpu")
-    assert [line.split()[0] for line in str(nested).splitlines()[1:]] == [
-        "[0][0]", "[0][1]", "[1]", "Chain",
-    ]  # fmt: skip
-    assert str(nn.Model("relu", (), device="cpu")).splitlines()[-1].split()[:4] == [
-        "Activation", "1", "→", "1",
-    ]  # fmt: skip
+    paths = [line.split()[0] for line in str(nested).splitlines()[1:]]
+    assert paths == ["[0][0]", "[0][1]", "[1]", "Chain"]
+    assert "\nActivation  1 → 1 " in str(nn.Model("relu", (), device="cpu"))
 
 
 def test_a_model_says_what_training_does_not_change() -> None:
@@ -127,12 +117,9 @@ def test_an_input_of_another_shape_names_the_layer(cpu: Device) -> None:
     wrong = anydevice.to_device(np.ones((2, 1, 9, 12), np.float32), cpu)
     with pytest.raises(ConfigurationError, match=r"^Chain\[4\] Dense\(36→10\): got 60 features$"):
         model(wrong)
-
-
-def test_an_input_that_is_wrong_otherwise_keeps_its_own_error() -> None:
-    model = nn.build(nn.Dense(4, 3), device=anydevice.device("cpu", engine="numpy"))
+    other = nn.build(nn.Dense(4, 3), device=anydevice.device("cpu", engine="numpy"))
     with pytest.raises(ConfigurationError, match="float64"):
-        model(np.ones((2, 4)))
+        other(np.ones((2, 4)))
 
 
 def test_what_is_in_the_hosts_memory_is_placed_where_the_parameters_are(cpu: Device) -> None:
@@ -144,28 +131,18 @@ def test_what_is_in_the_hosts_memory_is_placed_where_the_parameters_are(cpu: Dev
         y = model(given)
         assert type(y) is kind
         assert y.dtype == there.dtype
-        assert_same_bits(
-            anydevice.to_numpy(y),
-            anydevice.to_numpy(there),
-            because="the same program on the same input",
-        )
+        assert_same_bits(y, there, because=SAME_PROGRAM)
     tokens = nn.Model(nn.Chain(nn.Embedding(9, 4), nn.Dense(4, 2)), (3,), device=cpu)
     ids = np.array([[1, 2, 8]], np.int32)
-    expected = anydevice.to_numpy(tokens(anydevice.to_device(ids, cpu)))
+    expected = tokens(anydevice.to_device(ids, cpu))
     for whole in (ids, ids.tolist()):
-        assert_same_bits(
-            anydevice.to_numpy(tokens(whole)),
-            expected,
-            because="the same program on the same input",
-        )
+        assert_same_bits(tokens(whole), expected, because=SAME_PROGRAM)
     with pytest.raises(ConfigurationError, match="embedding"):
         tokens([[1.5, 2.0, 3.0]])
     assert nn.Model("relu", (2,), device=cpu)([[-1.0, 2.0]]).tolist() == [[0.0, 2.0]]
 
 
-def test_floating_numbers_from_the_host_become_the_type_of_the_parameters(
-    trainable: Device,
-) -> None:
+def test_floats_of_the_host_become_the_type_of_the_model(trainable: Device) -> None:
     model = nn.build(nn.Dense(2, 3), device=trainable)
     half = model.with_parameters(
         {name: ops.astype(one, "bfloat16") for name, one in model.parameters.items()}
@@ -175,9 +152,7 @@ def test_floating_numbers_from_the_host_become_the_type_of_the_parameters(
         assert y.dtype == each.parameters["weight"].dtype
 
 
-def test_an_array_that_goes_with_the_parameters_is_not_looked_at(
-    cpu: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fitting_arrays_are_not_looked_at(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.build(nn.Dense(2, 3), device=cpu)
     x = anydevice.to_device(np.ones((1, 2), np.float32), cpu)
     monkeypatch.setattr(binding, "as_batch", None)
@@ -187,27 +162,22 @@ def test_an_array_that_goes_with_the_parameters_is_not_looked_at(
 
 def test_what_is_no_batch_is_refused_in_words() -> None:
     model = nn.build(nn.Dense(2, 3), device=anydevice.device("cpu", engine="numpy"))
-    for one in (3, 2.5, True, np.float32(3)):
-        with pytest.raises(
-            ConfigurationError, match=r"examples of the shape \(2,\).*single number"
-        ):
-            model(one)
-    for nothing in (None, "text", {"x": 1}, [None], [["a"]]):
-        with pytest.raises(ConfigurationError, match="linear: this is not an array"):
-            model(nothing)
-    with pytest.raises(ConfigurationError, match="not a batch of examples"):
-        model([[1.0, 2.0], [1.0]])
-    with pytest.raises(ConfigurationError, match=r"Dense\(2→3\): got 1 features"):
-        model([[1.0]])
+    number, nothing = r"examples of the shape \(2,\).*single number", "linear: this is not an array"
+    wrong: list[tuple[object, str]] = [(one, number) for one in (3, 2.5, True, np.float32(3))]
+    wrong += [(one, nothing) for one in (None, "text", {"x": 1}, [None], [["a"]])]
+    wrong += [([[1.0, 2.0], [1.0]], "not a batch of examples")]
+    wrong += [([[1.0]], r"Dense\(2→3\): got 1 features")]
+    for batch, said in wrong:
+        with pytest.raises(ConfigurationError, match=said):
+            model(batch)
 
 
 def test_an_array_of_another_library_is_refused_in_words() -> None:
     torch = pytest.importorskip("torch")
     for engine, label in (("numpy", "NumPy"), ("jax", "JAX")):
         model = nn.build(nn.Dense(2, 3), device=anydevice.device("cpu", engine=engine))
-        with pytest.raises(
-            ConfigurationError, match=f"of PyTorch, and .* parameters are of {label}"
-        ):
+        said = f"of PyTorch, and .* parameters are of {label}"
+        with pytest.raises(ConfigurationError, match=said):
             model(torch.ones(1, 2))
     model = nn.build(nn.Dense(2, 3), device=anydevice.device("cpu", engine="torch"))
     assert model(torch.nn.Parameter(torch.ones(1, 2))).requires_grad, "taken as it is"
@@ -218,9 +188,8 @@ def test_a_model_can_be_called_with_what_it_was_trained_on() -> None:
     home = anydevice.device("cpu", engine="torch")
     x, y = np.ones((4, 2)), np.ones((4, 1), np.float32)
     model = nn.build(nn.Dense(2, 1), device="cpu")
-    trained = nn.train(
-        model, [(x, y)], nn.SGD(0.1), "mean_squared_error", epochs=1, device=home, optimize="none"
-    ).model
+    how: dict[str, Any] = {"epochs": 1, "device": home, "optimize": "none"}
+    trained = nn.train(model, [(x, y)], nn.SGD(0.1), "mean_squared_error", **how).model
     assert type(trained(x)) is type(trained.parameters["weight"])
 
 
@@ -264,26 +233,14 @@ def test_the_shape_of_an_example_is_needed_once() -> None:
 def test_what_every_part_gives_can_be_watched() -> None:
     seen: dict[str, tuple[int, ...]] = {}
 
-    def watch(
-        path: str, layer: nn.Layer, y: np.ndarray[tuple[int, ...], np.dtype[np.float32]]
-    ) -> None:
+    def watch(path: str, layer: nn.Layer, y: Any) -> None:
         seen[path] = y.shape
 
     model = nn.Model(GPT, (5,), device=anydevice.device("cpu", engine="numpy"))
     ids = np.zeros((2, 5), np.int32)
     model.apply(model.parameters, ids, nn.Run(training=True, watch=watch))
-    assert list(seen) == [
-        "[0]",
-        "[1].attention_norm",
-        "[1].attention",
-        "[1].attention_dropout",
-        "[1].mlp_norm",
-        "[1].mlp",
-        "[1].mlp_dropout",
-        "[1]",
-        "[2]",
-        "[3]",
-    ]
+    inside = "attention_norm", "attention", "attention_dropout", "mlp_norm", "mlp", "mlp_dropout"
+    assert list(seen) == ["[0]", *(f"[1].{name}" for name in inside), "[1]", "[2]", "[3]"]
     assert seen["[3]"] == (2, 5, 20)
 
 
@@ -314,13 +271,94 @@ def test_public_names_load_on_first_use() -> None:
         _ = nn.Dance
 
 
-def test_nests_are_compared_by_their_kinds_and_shapes() -> None:
+def test_nests_are_compared_and_refilled() -> None:
     one = np.ones(1)
     assert difference([one, None, {"a": one}], (one, None, {"a": one.astype("int32")})) is None
     assert difference([None], [one]) == "[0] has None, and (1,) was given"
-
-
-def test_a_tree_is_refilled_with_as_many_leaves() -> None:
     assert refilled({"b": (1, None), "a": 2}, "xy") == {"b": ("y", None), "a": "x"}
     with pytest.raises(ValueError, match="2 leaves, and 1 were given"):
         refilled([1, 2], "x")
+
+
+# Sizes of inputs that are left open
+
+OPEN = nn.Chain(
+    nn.Conv2d(None, 4, 3, padding=1),
+    nn.BatchNorm(None),
+    nn.Residual(nn.Chain(nn.Conv2d(None, 4, 1), "relu"), nn.Conv2d(None, 4, 1)),
+    nn.ConvTranspose2d(None, 2, 2, 2),
+    nn.Flatten(),
+    nn.recompute(nn.Dense(None, 12)),
+    nn.LayerNorm(None),
+    nn.RMSNorm(None),
+    nn.Dense(None, 5),
+)
+CLOSED = nn.Chain(
+    nn.Conv2d(3, 4, 3, padding=1),
+    nn.BatchNorm(4),
+    nn.Residual(nn.Chain(nn.Conv2d(4, 4, 1), "relu"), nn.Conv2d(4, 4, 1)),
+    nn.ConvTranspose2d(4, 2, 2, 2),
+    nn.Flatten(),
+    nn.recompute(nn.Dense(2 * 12 * 16, 12)),
+    nn.LayerNorm(12),
+    nn.RMSNorm(12),
+    nn.Dense(12, 5),
+)
+TOKENS = nn.TiedEmbedding(
+    9, 8, nn.Chain(nn.PositionEmbedding(6, None), nn.Dense(None, 8), nn.Conv1d(None, 6, 1))
+)
+
+
+def test_sizes_are_those_that_are_written_out() -> None:
+    found = nn.Model(OPEN, (3, 6, 8), seed=2, device="cpu")
+    expected = nn.Model(CLOSED, (3, 6, 8), seed=2, device="cpu")
+    assert found.layer == expected.layer
+    assert difference(expected.parameters, found.parameters) is None
+    pairs = zip(leaves(expected.parameters), leaves(found.parameters), strict=True)
+    for one, other in pairs:
+        assert_same_bits(one, other, because="the same seed draws the same numbers")
+    tokens = nn.Model(TOKENS, 6, device="cpu").layer
+    assert isinstance(tokens, nn.TiedEmbedding)
+    assert isinstance(tokens.inside, nn.Chain)
+    labels = [layer.label for layer in tokens.inside.layers]
+    assert labels == ["PositionEmbedding(6×8)", "Dense(8→8)", "Conv1d(6→6, 1)"]
+
+
+def test_what_is_known_is_not_inferred() -> None:
+    assert CLOSED.resolved((3, 6, 8)) is CLOSED
+    assert nn.build(CLOSED, input_shape=(3, 6, 8), device="cpu").layer is CLOSED
+    model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(None, 2), device="cpu")
+    assert model(np.ones((1, 4), np.float32)).shape == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [np.ones((2, 4), np.float32), [[1, 2, 3, 4], [5, 6, 7, 8]], "torch", "pandas"],
+    ids=["numpy", "lists", "torch", "pandas"],
+)
+def test_a_batch_shows_the_shape(batch: Any) -> None:
+    if isinstance(batch, str):
+        library = pytest.importorskip(batch)
+        ones = np.ones((2, 4), np.float32)
+        batch = library.DataFrame(ones) if batch == "pandas" else library.tensor(ones)
+    model = built_for(nn.Chain(nn.Dense(None, 3), "relu"), batch, seed=3, device="cpu")
+    assert model.input_shape == (4,)
+    same = nn.build(nn.Dense(4, 3), "relu", seed=3, device="cpu")
+    found, expected = model.parameters[0]["weight"], same.parameters[0]["weight"]
+    assert_same_bits(found, expected, because="the same seed draws the same numbers")
+
+
+def test_what_cannot_be_inferred_is_refused() -> None:
+    open_one = nn.Dense(None, 3)
+    for batch in ({"ids": [1]}, None, 3.0):
+        with pytest.raises(ConfigurationError, match="the first batch"):
+            built_for(open_one, batch, device="cpu")
+    calls: list[tuple[Any, str]] = [
+        (lambda: nn.build(nn.Chain(open_one), "relu"), r"Dense\(None→3\).*input_shape=\(64,\)"),
+        (lambda: nn.build("relu", open_one, input_shape=()), r"\[1\] Dense\(None→3\): got scalars"),
+        (lambda: nn.Dense(3, None), "outputs must be an integer"),  # type: ignore[arg-type]
+        (lambda: nn.Embedding(None, 3), "rows must be an integer"),  # type: ignore[arg-type]
+    ]
+    for call, said in calls:
+        with pytest.raises(ConfigurationError, match=said):
+            call()

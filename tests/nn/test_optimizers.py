@@ -116,9 +116,7 @@ def by_optax(name: str) -> list[Array]:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("by_arrays", [False, True], ids=["numbers", "arrays"])
-def test_a_hundred_steps_are_those_of_torch_and_optax(
-    name: str, by_arrays: bool, cpu: Device
-) -> None:
+def test_steps_are_those_of_torch_and_optax(name: str, by_arrays: bool, cpu: Device) -> None:
     result = moved_by(OPTIMIZERS[name], cpu, STEPS, by_arrays=by_arrays)
     for theirs in (by_torch(name), by_optax(name)):
         if theirs is None:
@@ -134,6 +132,10 @@ def test_a_schedule_gives_the_rate_of_each_step() -> None:
         parameters, _ = sgd.update(parameters, {"x": np.ones(1)}, {}, step)
     assert parameters["x"].tolist() == [-1.75]
     assert [sgd.rate_at(1), sgd.rate_at(3), nn.SGD(0.5).rate_at(9)] == [1.0, 0.25, 0.5]
+    warm = nn.WarmUp(2, then=nn.CosineRate(1.0, steps=4, floor=0.1))
+    shown = [round(warm(step), 4) for step in range(1, 9)]
+    assert shown == [0.5, 1.0, 1.0, 0.8682, 0.55, 0.2318, 0.1, 0.1]
+    assert nn.ConstantRate(0.3)(17) == 0.3
 
 
 def test_the_state_of_16_bit_parameters_is_kept_in_float32() -> None:
@@ -183,34 +185,19 @@ def test_a_schedule_of_ones_own_that_gives_no_rate_is_named_with_the_step(given:
         sgd.update({"x": np.zeros(1)}, {"x": np.ones(1)}, {}, 3)
 
 
-def test_an_optimizer_of_ones_own_has_the_fields_it_likes() -> None:
+def test_an_optimizer_of_ones_own_has_its_fields_and_says_what_it_lacks() -> None:
     class Moody(Optimizer):
         mood: str = "calm"
 
     assert Moody(0.1, mood="wild").mood == "wild"
-
-
-def test_an_optimizer_of_ones_own_says_what_it_lacks() -> None:
-    class Lazy(Optimizer):
-        pass
-
-    class Silent(nn.Schedule):
-        pass
-
-    for call in (
-        lambda: Lazy().init({}),
-        lambda: Lazy().update({}, {}, {}, 1),
-        lambda: Silent()(1),
-    ):
+    calls = (
+        lambda: Moody().init({}),
+        lambda: Moody().update({}, {}, {}, 1),
+        lambda: nn.Schedule()(1),
+    )
+    for call in calls:
         with pytest.raises(NotImplementedError):
             call()
-
-
-def test_schedules() -> None:
-    rate = nn.WarmUp(2, then=nn.CosineRate(1.0, steps=4, floor=0.1))
-    shown = [round(rate(step), 4) for step in range(1, 9)]
-    assert shown == [0.5, 1.0, 1.0, 0.8682, 0.55, 0.2318, 0.1, 0.1]
-    assert nn.ConstantRate(0.3)(17) == 0.3
 
 
 GROUPED: dict[str, Optimizer] = {

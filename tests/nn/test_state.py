@@ -12,10 +12,11 @@ import pytest
 import anydevice
 from anydevice import nn, ops
 from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES
 from anydevice._core.trees import leaves
 from anydevice._machine.engines import registry
 from anydevice._nn.layer import Layer, Updates, state_places
-from tests.comparing import assert_same_bits
+from tests.comparing import COPIED, assert_same_bits
 from tests.nn.test_layers import CLOSE, LAYERS, example, parameters_of, wide
 
 Array = np.ndarray[Any, Any]
@@ -69,9 +70,7 @@ def test_batch_norm_in_training_is_that_of_torch(shape: tuple[int, ...], anywher
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gradients_of_batch_norm_are_those_of_torch(
-    shape: tuple[int, ...], trainable: Device
-) -> None:
+def test_batch_norm_has_torchs_gradients(shape: tuple[int, ...], trainable: Device) -> None:
     layer, parameters, x = batch_norm(shape)
     _, _, expected = of_torch(parameters, x)
     autodiff = registry.load(trainable.engine or "").autodiff
@@ -92,8 +91,6 @@ def test_gradients_of_batch_norm_are_those_of_torch(
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_state_is_float32_whatever_is_computed_in(dtype: str, cpu: Device) -> None:
-    from anydevice._core.dtypes import DTYPES
-
     layer, parameters, x = batch_norm((6, 4, 3))
     kind = DTYPES[dtype].numpy()
     narrow = {
@@ -124,9 +121,7 @@ def test_inference_and_a_single_value_use_the_state_and_leave_it(cpu: Device) ->
         np.testing.assert_allclose(anydevice.to_numpy(y), expected[:rows], CLOSE, CLOSE)
         assert bool(found) == training
         for (_, name), value in found.items():
-            assert_same_bits(
-                anydevice.to_numpy(value), parameters[name], because="it is only copied"
-            )
+            assert_same_bits(value, parameters[name], because=COPIED)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -191,29 +186,26 @@ def rows(count: int = 16) -> tuple[Array, Array]:
     return x, drawn.integers(0, 3, count).astype(np.int32)
 
 
-def trained(device: Device, epochs: int = 3, **options: Any) -> nn.Model:
+def start(device: Device | str) -> nn.Model:
     layers = nn.Dense(4, 6), nn.BatchNorm(6, momentum=0.3), "relu", nn.Dense(6, 3)
-    model = nn.build(*layers, seed=4, device=device)
-    data = nn.Batches(*rows(), 4, shuffle=False)
-    done = nn.train(
-        model, data, nn.SGD(0.1), "cross_entropy", epochs=epochs, device=device, optimize="none",
-        **options,
-    )  # fmt: skip
-    return done.model
+    return nn.build(*layers, seed=4, device=device)
+
+
+def trained(device: Device, epochs: int = 3, **options: Any) -> nn.Model:
+    model, data = start(device), nn.Batches(*rows(), 4, shuffle=False)
+    options |= {"epochs": epochs, "device": device, "optimize": "none"}
+    return nn.train(model, data, nn.SGD(0.1), "cross_entropy", **options).model
 
 
 def test_a_training_is_that_of_torch(trainable: Device) -> None:
     torch = pytest.importorskip("torch")
-    start = nn.build(
-        nn.Dense(4, 6), nn.BatchNorm(6), "relu", nn.Dense(6, 3), seed=4, device="cpu"
-    ).parameters
+    norm = torch.nn.BatchNorm1d(6, momentum=0.3)
     module = torch.nn.Sequential(
-        torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6, momentum=0.3), torch.nn.ReLU(),
-        torch.nn.Linear(6, 3),
-    )  # fmt: skip
+        torch.nn.Linear(4, 6), norm, torch.nn.ReLU(), torch.nn.Linear(6, 3)
+    )
     with torch.no_grad():
         for at in (0, 3):
-            for name, value in anydevice.to_numpy(start[at]).items():
+            for name, value in anydevice.to_numpy(start("cpu").parameters[at]).items():
                 getattr(module[at], name).copy_(torch.tensor(value))
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     x, y = map(torch.tensor, rows())
@@ -233,9 +225,7 @@ def test_a_training_is_that_of_torch(trainable: Device) -> None:
 
 
 @pytest.mark.parametrize("precision", ["mixed", "float16"])
-def test_a_training_in_16_bits_keeps_its_state_in_float32(
-    precision: str, trainable: Device
-) -> None:
+def test_state_stays_float32_in_16_bits(precision: str, trainable: Device) -> None:
     norm = anydevice.to_numpy(trained(trainable, epochs=1, precision=precision).parameters)[1]
     assert {norm[name].dtype for name in ("mean", "variance")} == {np.dtype("float32")}
     assert norm["mean"].any()
@@ -252,9 +242,7 @@ def test_state_is_saved_resumed_and_compiled(trainable: Device, tmp_path: Path) 
     for model in (resumed, loaded):
         pairs = zip(leaves(whole.parameters), leaves(model.parameters), strict=True)
         for one, other in pairs:
-            assert_same_bits(
-                anydevice.to_numpy(one), anydevice.to_numpy(other), because="it is only copied"
-            )
+            assert_same_bits(one, other, because="the same programs ran twice")
     x = rows()[0]
     compiled = anydevice.compile(loaded, trainable, optimize="none", verify=x)
     alone = np.concatenate([anydevice.to_numpy(compiled(x[at : at + 1])) for at in range(4)])

@@ -77,9 +77,8 @@ def test_losses_of_one_seed_are_the_same_on_every_engine(trainable: Device, engi
         value, found = gradients(model.with_parameters(parameters), engine, trainable, step)
         run = nn.Run(training=True, seed=7, step=step)
         logits = model.apply(anydevice.to_numpy(parameters), ids, run)
-        assert float(nn.cross_entropy(logits, targets)) == pytest.approx(
-            value, rel=rounding(np.float32, FORWARD)
-        )
+        same = pytest.approx(value, rel=rounding(np.float32, FORWARD))
+        assert float(nn.cross_entropy(logits, targets)) == same
         found = anydevice.to_device(found, trainable)
         parameters, state = optimizer.update(parameters, found, state, step)
         losses.append(value)
@@ -89,9 +88,8 @@ def test_losses_of_one_seed_are_the_same_on_every_engine(trainable: Device, engi
 def test_recomputed_activations_give_the_same_gradients(trainable: Device, engine: Any) -> None:
     model = nn.Model(GPT, (5,), device=trainable)
     again = nn.recompute(model)
-    assert [type(layer).__name__ for layer in again.layer.layers] == [  # type: ignore[attr-defined]
-        "Embedding", "Recomputed", "Recomputed", "RMSNorm", "Dense",
-    ]  # fmt: skip
+    kinds = [type(layer).__name__ for layer in again.layer.layers]  # type: ignore[attr-defined]
+    assert kinds == ["Embedding", "Recomputed", "Recomputed", "RMSNorm", "Dense"]
     assert again.parameters is model.parameters
     value, expected = gradients(model, engine, trainable)
     value_again, found = gradients(again, engine, trainable)
@@ -122,12 +120,11 @@ def assert_recomputation_saves(engine: Any, device: Device, layer: nn.Layer, *sh
 
 
 DENSE = nn.Dense(16, 16)
+SAME = nn.Chain(nn.recompute(nn.Dropout(0.5)), "identity")
 
 
 @pytest.mark.parametrize("layers", [(DENSE, "relu"), (nn.Dense(16, 16, activation="relu"),)])
-def test_recomputation_lowers_the_peak_of_plain_layers(
-    trainable: Device, engine: Any, layers: tuple[nn.Layer | str, ...]
-) -> None:
+def test_recomputation_lowers_the_peak(trainable: Device, engine: Any, layers: Any) -> None:
     assert_recomputation_saves(engine, trainable, nn.Chain(*layers * 20), 2048, 16)
 
 
@@ -227,9 +224,7 @@ def test_dropout_leaves_out_its_share_without_a_pattern() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-def test_gradients_of_a_compiled_loss_with_dropout_and_recomputation(
-    trainable: Device, engine: Any
-) -> None:
+def test_a_compiled_loss_has_the_same_gradients(trainable: Device, engine: Any) -> None:
     """One compiled function for all steps gives what the plain one gives."""
     layer = nn.Chain(nn.Dense(6, 8), nn.Dropout(0.5), "relu", nn.Dense(8, 3))
     model = nn.recompute(nn.Model(layer, device=trainable))
@@ -247,9 +242,8 @@ def test_gradients_of_a_compiled_loss_with_dropout_and_recomputation(
     for number in (1, 2):
         step = anydevice.to_device(np.array(number, np.int32), trainable)
         given = (model.parameters, x, target, step)
-        (value, found), (same, expected) = (
-            anydevice.to_numpy(one(*given)) for one in (compiled, plain)
-        )
+        value, found = anydevice.to_numpy(compiled(*given))
+        same, expected = anydevice.to_numpy(plain(*given))
         allowed = rounding(np.float32, 3 * (6 + 8 + 3 + 4))
         assert float(value) == pytest.approx(float(same), rel=allowed)
         for a, b in zip(leaves(found), leaves(expected), strict=True):
@@ -266,19 +260,17 @@ def test_losses_are_those_of_torch(cpu: Device) -> None:
     shares = drawn.uniform(size=(6, 4)).astype(np.float32)
     functional = torch.nn.functional
     tensor = torch.tensor(output)
-    expected = {
-        "cross_entropy": functional.cross_entropy(tensor, torch.tensor(classes).long()),
-        "mean_squared_error": functional.mse_loss(tensor, torch.tensor(shares)),
-        "binary_cross_entropy": functional.binary_cross_entropy_with_logits(
-            tensor, torch.tensor(shares)
-        ),
+    theirs: dict[str, tuple[Any, Array]] = {
+        "cross_entropy": (functional.cross_entropy, classes),
+        "mean_squared_error": (functional.mse_loss, shares),
+        "binary_cross_entropy": (functional.binary_cross_entropy_with_logits, shares),
     }
-    for name, value in expected.items():
-        target = classes if name == "cross_entropy" else shares
-        there = anydevice.to_device((output, target), cpu)
-        assert float(anydevice.to_numpy(loss_of(name)(*there))) == pytest.approx(
-            float(value), rel=rounding(np.float32, 4 + 24)
-        )
+    for name, (loss, target) in theirs.items():
+        wide = torch.tensor(target)
+        expected = float(loss(tensor, wide.long() if target is classes else wide))
+        found = loss_of(name)(*anydevice.to_device((output, target), cpu))
+        allowed = rounding(np.float32, 4 + 24)
+        assert float(anydevice.to_numpy(found)) == pytest.approx(expected, rel=allowed)
 
 
 def test_binary_cross_entropy_takes_truth_values_and_large_outputs() -> None:
@@ -369,13 +361,7 @@ def test_clipping_in_other_types() -> None:
         (nn.Chain(nn.Dense(4, 3), "softmax"), ops.cross_entropy, True),
         (nn.Chain(nn.Dense(4, 3), "softmax"), partial(partial(nn.cross_entropy)), True),
         (nn.Chain(nn.Dense(4, 3), "softmax", nn.Dropout(0.5)), nn.cross_entropy, True),
-        (
-            nn.Chain(
-                nn.Dense(4, 3), "softmax", nn.Chain(nn.recompute(nn.Dropout(0.5)), "identity")
-            ),
-            nn.cross_entropy,
-            True,
-        ),
+        (nn.Chain(nn.Dense(4, 3), "softmax", SAME), nn.cross_entropy, True),
         (nn.Chain(nn.Dense(4, 3), "sigmoid", nn.Flatten()), nn.binary_cross_entropy, True),
         (nn.Chain(nn.Dense(4, 3), "softmax", nn.Flatten()), nn.cross_entropy, False),
         (nn.Chain(nn.Dense(4, 3), "softmax", "relu"), nn.cross_entropy, False),
@@ -419,9 +405,7 @@ def test_a_convolution_that_ends_with_an_activation_is_folded(kind: Any) -> None
         ("relu", Unhashable(), None),
     ],
 )
-def test_an_activation_that_may_be_applied_twice_is_said(
-    end: Any, loss: Any, said: str | None
-) -> None:
+def test_an_activation_applied_twice_is_said(end: Any, loss: Any, said: str | None) -> None:
     remark = remark_on(nn.Chain(nn.Dense(4, 3), end), loss)
     assert (remark is None) == (said is None)
     assert said is None or said in str(remark)
@@ -434,13 +418,39 @@ def test_no_softmax_is_applied_twice_in_training(monkeypatch: pytest.MonkeyPatch
     y = (x[:, 0] > 0).astype(np.int32)
     model = nn.build(nn.Dense(2, 3), "softmax", device=anydevice.device("cpu", engine="torch"))
 
-    def loss_at_the_end(loss: Any) -> float:
+    plain = nn.build(nn.Dense(2, 3), device=anydevice.device("cpu", engine="torch"))
+    plain = plain.with_parameters(model.parameters[0])
+
+    def loss_at_the_end(loss: Any, model: nn.Model = model) -> float:
         trained = nn.train(model, [(x, y)] * 6, nn.SGD(1.0), loss, epochs=1, optimize="none")
+        assert trained.model.layer == model.layer
         return trained.history.losses[-1]
 
     with pytest.warns(UserWarning, match="left out for cross_entropy"):
         expected = loss_at_the_end(nn.cross_entropy)
+    assert loss_at_the_end(nn.cross_entropy) == expected  # and it is said once
+    assert loss_at_the_end(nn.cross_entropy, plain) == pytest.approx(expected, rel=1e-5)
     assert loss_at_the_end(ops.cross_entropy) == expected
     assert loss_at_the_end(partial(nn.cross_entropy)) == expected
     with pytest.warns(UserWarning, match="it is applied twice"):
         assert loss_at_the_end(lambda output, target: nn.cross_entropy(output, target)) > expected
+
+
+@pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 40), (7, 2, 5), (50, 4), (6, 3, 3, 2)])
+def test_a_part_drops_what_the_whole_drops(shape: tuple[int, ...]) -> None:
+    x = np.ones(shape, np.float32)
+    layer = nn.Dropout(0.4)
+    whole = layer.apply({}, x, nn.Run(training=True, seed=3, step=5))
+    assert 0 < (whole == 0).mean() < 1
+    for first, stop in ((0, 3), (3, 4), (4, shape[0])):
+        rows = (first, stop - first, shape[0])
+        part = layer.apply({}, x[first:stop], nn.Run(training=True, seed=3, step=5, rows=rows))
+        assert_same_bits(part, whole[first:stop], because="the same hash of the same positions")
+
+
+def test_several_rows_an_example_are_cut_with_it() -> None:
+    x = np.ones((6 * 4, 5), np.float32)  # four tokens an example
+    layer = nn.Dropout(0.4)
+    whole = layer.apply({}, x, nn.Run(training=True, seed=3))
+    part = layer.apply({}, x[8:16], nn.Run(training=True, seed=3, rows=(2, 2, 6)))
+    assert_same_bits(part, whole[8:16], because="the same hash of the same positions")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from ast import literal_eval
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,39 +16,30 @@ from anydevice._nn.layers import ACTIVATIONS
 from anydevice.errors import ConfigurationError
 from anydevice.nn import _ACTIVATIONS as NAMED
 from anydevice.nn import _ELSEWHERE
+from tests.optional import torch
+from tests.programs import output_of
+
+MODEL = nn.build(nn.Dense(2, 2), device="cpu")
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("make", "said"),
     [
-        (
-            [nn.Dense(2, 2), "relu"],
-            "this list is not a layer; layers are given one by one: nn.build(",
-        ),
-        (nn.Dense, r"Dense is a class and not a layer; give one of it, Dense\(…\)"),
-        (None, r"this NoneType is not a layer; give a layer such as nn.Dense\(4, 2\)"),
+        (lambda: [nn.Dense(2, 2), "relu"], r"is not a layer; .* one by one: nn\.build\(\*layers\)"),
+        (lambda: nn.Dense, r"Dense is a class and not a layer; give one of it, Dense\(…\)"),
+        (lambda: None, r"this NoneType is not a layer; give a layer such as nn.Dense\(4, 2\)"),
+        (lambda: MODEL, r"this Model is not a layer; give its \.layer"),
+        (lambda: torch.nn.Linear(2, 2), r"stays as it is: anydevice\.compile takes it"),
     ],
-    ids=["list", "class", "nothing"],
+    ids=["list", "class", "nothing", "model", "module"],
 )
-def test_what_is_no_layer(given: object, said: str) -> None:
-    said = said.replace("nn.build(", r"nn.build\(\*layers\)")
+def test_what_is_no_layer(make: Callable[[], Any], said: str) -> None:
+    given = make()
     with pytest.raises(ConfigurationError, match=said):
-        nn.build(given, device="cpu")  # type: ignore[arg-type]
+        nn.build(given, device="cpu")
     with pytest.raises(ConfigurationError, match=said):
-        nn.Chain("relu", given)  # type: ignore[arg-type]
-
-
-def test_a_model_is_no_layer() -> None:
-    model = nn.build(nn.Dense(2, 2), device="cpu")
-    with pytest.raises(ConfigurationError, match=r"this Model is not a layer; give its \.layer"):
-        nn.build(model, "relu")  # type: ignore[arg-type]
-    assert nn.build(model.layer, "relu", device="cpu").output_shape == (2,)
-
-
-def test_a_module_of_another_library_is_no_layer() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    with pytest.raises(ConfigurationError, match=r"stays as it is: anydevice\.compile takes it"):
-        nn.build(torch.nn.Linear(2, 2))
+        nn.Chain("relu", given)
+    assert nn.build(MODEL.layer, "relu", device="cpu").output_shape == (2,)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +100,8 @@ def test_the_names_that_are_proposed_are_there() -> None:
 
 def test_a_name_that_nobody_reads_about_costs_nothing() -> None:
     asked = "import sys; from anydevice import nn; from anydevice._nn import layers; "
-    ended = subprocess.run(
-        [sys.executable, "-c", f"{asked}print('difflib' in sys.modules, hasattr(nn, 'Linear'))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ended.stdout == "False False\n"
+    told = f"{asked}print('difflib' in sys.modules, hasattr(nn, 'Linear'))"
+    assert output_of("-c", told) == "False False\n"
 
 
 def test_arguments_can_be_found_and_are_named_when_they_are_wrong() -> None:

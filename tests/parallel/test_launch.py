@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from anydevice._machine.engines.installed import Build
 from anydevice._parallel.processes import launched
 from anydevice.cli import main as command_line
 from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
+from tests.programs import run_python
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux alone has /proc")
 
@@ -31,21 +31,13 @@ def run(
     program: str,
     folder: Path,
     *words: str,
-    by: tuple[str, ...] = (),
+    by: Sequence[str] = (),
     script: str = "train.py",
-    **variables: str,
+    **env: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program with Python, or `by` a module of it, and the words after its name."""
     (folder / script).write_text(program)
-    return subprocess.run(
-        [sys.executable, *by, script, *words],
-        env={**os.environ, **variables},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_python(*by, script, *words, cwd=folder, env=env, limit=120)
 
 
 def launch(program: str, folder: Path, count: int, *words: str) -> Any:
@@ -294,9 +286,7 @@ JOB = {"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "pod-0"}
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}, None),
     ],
 )
-def test_variables_of_launchers_are_understood(
-    variables: dict[str, str], expected: tuple[Any, ...] | None
-) -> None:
+def test_launchers_are_known(variables: dict[str, str], expected: tuple[Any, ...] | None) -> None:
     found = launched(variables)
     assert (found and tuple(vars(found).values())) == expected
 
@@ -309,9 +299,7 @@ def test_variables_of_launchers_are_understood(
         (MPI, "MASTER_ADDR, the host of the first one"),
     ],
 )
-def test_variables_that_contradict_each_other_are_refused(
-    variables: dict[str, str], words: str
-) -> None:
+def test_contradicting_variables_are_refused(variables: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         launched(variables)
 
@@ -405,9 +393,7 @@ if __name__ == "__main__":
 
 @linux
 @pytest.mark.parametrize("start", [(*LAUNCH, "-n", "2"), ()], ids=["script", "function"])
-def test_processes_end_where_their_launcher_is_killed(
-    tmp_path: Path, start: tuple[str, ...]
-) -> None:
+def test_processes_end_with_their_launcher(tmp_path: Path, start: tuple[str, ...]) -> None:
     (tmp_path / "train.py").write_text(ASLEEP)
     launcher = subprocess.Popen([sys.executable, *start, "train.py"], cwd=tmp_path)
     try:
@@ -486,9 +472,7 @@ mesh.group.wait()
         pytest.param("jax", "sys.exit(3)", marks=pytest.mark.soak),
     ],
 )
-def test_a_process_that_leaves_in_the_middle_ends_all_with_its_code(
-    engine: str, how: str, tmp_path: Path
-) -> None:
+def test_a_process_that_leaves_ends_all(engine: str, how: str, tmp_path: Path) -> None:
     pytest.importorskip(engine)
     program = LEAVING.replace("HOW", how)
     done = run(program, tmp_path, by=(*LAUNCH, "-n", "2", "--engine", engine))
@@ -559,10 +543,7 @@ def test_an_engine_that_is_not_installed_is_refused_before_anything_starts(
     script = tmp_path / "train.py"
     script.write_text("print('started')")
 
-    def absent(engine: str, module: str, *rest: object) -> Build:
-        return Build(engine, module)
-
-    monkeypatch.setattr(registry, "read_build", absent)
+    monkeypatch.setattr(registry, "read_build", lambda engine, module, *rest: Build(engine, module))
     with pytest.raises(UnsupportedError, match="JAX is not installed; run: pip install jax"):
         parallel.launch(print, engine="jax")
     assert command_line.main(["launch", "-n", "2", "--engine", "jax", str(script)]) == 2

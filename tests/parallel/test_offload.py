@@ -51,9 +51,7 @@ def _compute(fetcher: Fetcher, number: int, expected: list[Any]) -> None:
 
 @pytest.mark.parametrize("engine", ["torch", "jax", "numpy"])
 @pytest.mark.parametrize("place", ["cpu", "disk"])
-def test_parts_come_in_order_round_again_and_out_of_order(
-    engine: str, place: str, tmp_path: Path
-) -> None:
+def test_parts_come_in_any_order_and_again(engine: str, place: str, tmp_path: Path) -> None:
     pytest.importorskip(engine)
     own = registry.load(engine)
     parts = _parts(5)
@@ -286,9 +284,7 @@ def test_a_part_that_is_computed_with_is_no_longer_read(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("how", ["closed", "forgotten"])
-def test_nothing_is_in_flight_when_the_memory_goes(
-    how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_in_flight_at_the_end(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     card = _Card()
     parts = _parts(5, size=100_000)
     fetcher = _on_card(monkeypatch, card, parts, _Ring())
@@ -317,9 +313,7 @@ def test_nothing_is_in_flight_where_a_copy_failed(monkeypatch: pytest.MonkeyPatc
     assert not card.copies
 
 
-def test_memory_of_a_card_without_a_driver_of_ours_is_not_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_of_unknown_cards_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Any, array: Any) -> int:
         raise AssertionError("a CPU that writes there ends the process")
 
@@ -350,9 +344,7 @@ def test_two_parts_are_on_the_device_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["shorter", "others"])
-def test_a_file_that_changed_is_an_error_and_can_be_opened_again(
-    change: str, tmp_path: Path
-) -> None:
+def test_a_changed_file_is_an_error_and_opens_again(change: str, tmp_path: Path) -> None:
     device, engine = _torch()
     path, parts = tmp_path / "parts.safetensors", _parts(3)
     fetcher = Fetcher(_stored(path, parts), device, engine)

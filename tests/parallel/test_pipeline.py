@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from anydevice.errors import (
 )
 from tests.comparing import assert_close
 from tests.eight_devices import on_eight_devices
+from tests.programs import run_python
 
 CARDS = ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
 
@@ -67,9 +66,7 @@ def test_layers_are_divided_by_their_bytes() -> None:
 
 @pytest.mark.parametrize("places", [["cpu", "disk"], ["disk"]])
 @pytest.mark.parametrize("engine", ["torch", "jax", "numpy"])
-def test_layers_on_disk_give_the_same_results(
-    engine: str, places: list[str], tmp_path: Path
-) -> None:
+def test_layers_on_disk_give_the_same(engine: str, places: list[str], tmp_path: Path) -> None:
     pytest.importorskip(engine)
     model, (x, _) = _model(engine), _data()
     held = parallel.pipeline(model, places, folder=tmp_path)
@@ -94,10 +91,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.skipif(os.name != "posix", reason="others keep the names of open files")
 def test_a_process_that_is_killed_leaves_no_parts_on_disk(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False
-    )
-    assert done.returncode == -9
+    assert run_python("-c", KILLED, env={"TMPDIR": str(tmp_path)}).returncode == -9
     assert not list(tmp_path.iterdir())
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -13,6 +10,7 @@ from anydevice import parallel
 from anydevice.errors import ConfigurationError, DeviceNotFoundError, UnsupportedError
 from tests.comparing import assert_same_bits
 from tests.eight_devices import on_eight_devices
+from tests.programs import output_of
 
 
 def test_rows_that_do_not_divide_evenly_are_more_in_the_first_parts() -> None:
@@ -74,8 +72,7 @@ def test_the_module_imports_no_array_library() -> None:
         "import sys; from anydevice import parallel; dir(parallel);"
         "print([m for m in ('numpy', 'torch', 'jax', 'mlx') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert done.stdout.strip() == b"[]"
+    assert output_of("-c", program).strip() == "[]"
 
 
 SHARDED = """

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from anydevice import device, parallel, testing
 from anydevice._parallel.processes import Launched, _take_own_cards, launched
 from anydevice.errors import UnsupportedError
+from tests.programs import run_python
 
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
 def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return run_python("-W", "ignore", "-c", program, env=variables, limit=100)
 
 
 @pytest.fixture
@@ -82,19 +77,13 @@ def test_jax_that_has_computed_cannot_join_others() -> None:
         (None, 5, 8, None),
     ],
 )
-def test_a_process_of_jax_sees_its_share_of_the_cards(
-    before: str | None, local: int, here: int, after: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = "CUDA_VISIBLE_DEVICES"
-    with testing.fake_machine(cuda=4, engines=["jax"]):
+def test_jax_sees_its_share_of_the_cards(before: Any, local: int, here: int, after: Any) -> None:
+    with testing.fake_machine(cuda=4, engines=["jax"]), mock.patch.dict(os.environ):
         place = device("cuda:0", engine="jax")
-        if before is None:
-            monkeypatch.delenv(name, raising=False)
-        else:
-            monkeypatch.setenv(name, before)
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        os.environ.update({"CUDA_VISIBLE_DEVICES": before} if before else {})
         _take_own_cards(place, Launched(local, here, local, here, "127.0.0.1", 1))
-        assert os.environ.get(name) == after
-        monkeypatch.delenv(name, raising=False)
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == after
 
 
 def test_one_process_of_jax_has_all_its_devices_where_jax_is_asked_for() -> None:

@@ -177,9 +177,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return go_on
 
 
-def test_the_bar_is_there_at_once_and_forecasts_from_steps_alone(
-    clock: Callable[[float], None],
-) -> None:
+def test_the_bar_forecasts_from_steps_alone(clock: Callable[[float], None]) -> None:
     with TrainingProgress(2, 1000, 0, wanted=True) as shown:
         assert shown_text(shown) == "starting"
         shown.compiles(1, "torch")

@@ -419,9 +419,7 @@ def test_gradients_that_are_nan_do_not_end_in_the_weights_unseen(torch: Any) -> 
         train(case, data=DATA[:1], epochs=1, loss=loss)
 
 
-def test_a_loss_that_is_nan_ends_a_training_in_float16_too(
-    torch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nan_ends_a_training_in_float16(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "has_bfloat16", lambda device: False)
     training = training_of(Torch(), precision="mixed")
     training.step(DATA[0])

@@ -1,4 +1,4 @@
-"""The progress of a training where there is no terminal: lines, and bars in notebooks."""
+"""The progress of a training where there is no terminal, in notebooks, and its history."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 import anydevice
 from anydevice import nn
 from anydevice._core import progress as bars
+from anydevice._train.history import Epoch, History
 from anydevice._train.progress import TrainingProgress
 
 X = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
@@ -29,9 +30,7 @@ def trained(**options: Any) -> nn.History:
     return run.history
 
 
-def test_each_epoch_is_a_line_where_there_is_no_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_each_epoch_is_a_line_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     history = trained(validation=[(X, X[:, :1])])
     assert capsys.readouterr().err.splitlines() == [
         f"epoch {each.epoch}/3  loss {each.loss:.4g}  validation {each.validation:.4g}  rate 0.1  "
@@ -96,9 +95,7 @@ def test_in_a_notebook_one_output_of_the_cell_is_changed_in_place(
     assert not capsys.readouterr().err
 
 
-def test_a_bar_in_a_notebook_is_changed_a_few_times_a_second_and_ends_with_the_last(
-    cell: Cell,
-) -> None:
+def test_a_bar_in_a_notebook_is_changed_a_few_times_a_second(cell: Cell) -> None:
     with TrainingProgress(1, 10_000, 0) as shown:
         for position in range(1, 10_001):
             shown.tell(1, position, 0.5, 0.1, position)
@@ -130,3 +127,35 @@ def test_loading_weights_shows_a_bar_in_a_notebook(cell: Cell, tmp_path: Path) -
     assert cell.contents[-1]["text/plain"] == "96/96 B  loading weights"
     anydevice.load_weights(path, "cpu", progress=False)
     assert cell.outputs == 1
+
+
+# A history, and what training gives, print as tables
+
+
+def test_a_history_prints_as_a_table_of_what_there_is() -> None:
+    first, second = Epoch(1, 0.91234, None, 1e-3, 10, 1.25), Epoch(2, 0.5, None, 1e-4, 1020, 13.0)
+    assert str(History([first, second])).splitlines() == [
+        "epoch    loss    rate  steps  seconds",
+        "    1  0.9123   0.001     10      1.2",
+        "    2     0.5  0.0001  1,020     13.0",
+    ]
+    judged = str(History([Epoch(1, 0.5, 0.75, 0.1, 10, 1.0, left_out=3)])).splitlines()
+    assert judged == [
+        "epoch  loss  validation  rate  steps  left out  seconds",
+        "    1   0.5        0.75   0.1     10         3      1.0",
+    ]
+    assert str(History()) == "no epoch has ended"
+
+
+def test_of_many_epochs_the_middle_is_left_out() -> None:
+    lines = str(History(Epoch(n, 1 / n, None, 0.1, n, 1.0) for n in range(1, 101))).splitlines()
+    assert len(lines) == 1 + 24 + 1
+    assert lines[13] == "… 76 more …"
+    assert [int(line.split()[0]) for line in (lines[12], lines[14], lines[-1])] == [12, 89, 100]
+
+
+def test_what_training_gives_prints_as_both_tables() -> None:
+    model = nn.build(nn.Dense(2, 1), device="cpu")
+    history = History([Epoch(1, 0.5, None, 0.1, 10, 1.0)])
+    assert str(nn.Trained(model, history)) == f"{model}\n\n{history}"
+    assert str(nn.Trained(model, history, "Ctrl-C")).endswith("\nstopped: Ctrl-C")

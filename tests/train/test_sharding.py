@@ -168,17 +168,13 @@ def resumed():
 
 
 @pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_sharded_over_processes_a_training_has_the_losses_of_one(
-    long: bool, tmp_path: Path
-) -> None:
+def test_sharded_over_processes_losses_are_the_same(long: bool, tmp_path: Path) -> None:
     """And it goes on with any number of processes. One program, as importing PyTorch takes long."""
     has_jax = importlib.util.find_spec("jax") is not None
     assert held(SAVED + SAME, tmp_path, JAX=has_jax, LONG=long) == "held"
 
 
-def test_what_every_process_holds_as_a_whole_counts_once_in_each_group(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_all_processes_hold_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from anydevice._libraries.torch import mesh as torch_mesh
     from anydevice._libraries.torch.mesh import Group, Layout

@@ -7,8 +7,6 @@ import logging
 import math
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +31,7 @@ from anydevice.errors import ConfigurationError, UnsupportedError, VerificationE
 from tests.comparing import assert_close, assert_same_bits, assert_same_integers, rounding
 from tests.nn.conftest import TRAINING
 from tests.nn.conftest import device_of_engine as cpu
+from tests.programs import output_of
 from tests.train.conftest import on_step
 
 # PyTorch's compiler itself imports what PyTorch calls deprecated.
@@ -103,9 +102,11 @@ def test_losses_of_one_seed_are_the_same_on_every_engine() -> None:
 
 # PyTorch's compiler is Python too, and slower where lines are counted.
 @pytest.mark.no_cover
-def test_compiled_steps_are_those_that_are_not(here: Device) -> None:
+def test_compiled_and_recomputed_steps_are_those_that_are_not(here: Device) -> None:
     compiled, plain = (trained(here, optimize=how) for how in ("default", "none"))
-    assert compiled.history.losses == pytest.approx(plain.history.losses, abs=allowed(12))
+    recomputed = trained(here, model=nn.recompute(nn.Model(LAYER, device="cpu")))
+    for other in (compiled, recomputed):
+        assert other.history.losses == pytest.approx(plain.history.losses, abs=allowed(12))
 
 
 @pytest.mark.parametrize(
@@ -154,9 +155,7 @@ def test_other_precisions(here: Device, precision: str) -> None:
     assert kinds == {"float32" if precision == "mixed" else "bfloat16"}
 
 
-def test_a_scaled_loss_leaves_out_steps_that_overflow(
-    here: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scaled_loss_skips_overflows(here: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first scale is too large for float16: some steps go by, then training goes on."""
     monkeypatch.setattr("anydevice._libraries.precision.has_bfloat16", lambda device: False)
     run = trained(here, precision="mixed", epochs=6)
@@ -192,13 +191,6 @@ def test_torch_updates_in_place_only_where_it_may_and_is_not_told_to_skip(torch:
         assert moved["a"] is parameters["a"]
         for name in ("a", "b"):
             assert_close(parameters[name], plain[name], terms=16)
-
-
-def test_recomputed_models_train_alike(here: Device) -> None:
-    model = nn.Model(LAYER, device="cpu")
-    run = trained(here, model=nn.recompute(model))
-    plain = trained(here, model=model)
-    assert run.history.losses == pytest.approx(plain.history.losses, abs=allowed(12))
 
 
 def test_the_setting_mixed_precision_is_the_default(here: Device) -> None:
@@ -265,9 +257,7 @@ def test_a_small_training_by_torch_is_over_before_it_would_be_compiled() -> None
         (nn.Model(nn.Dense(1000, 1000), (500, 1000), device="cpu"), 10, 100, "default"),
     ],
 )
-def test_the_size_alone_decides_whether_torch_compiles(
-    model: nn.Model, epochs: int, batches: int | None, expected: str
-) -> None:
+def test_size_alone_decides(model: nn.Model, epochs: int, batches: Any, expected: str) -> None:
     assert default_optimize(Device("cpu", engine="torch"), model, epochs, batches) == expected
     for other in (Device("cpu", engine="jax"), Device("cuda", engine="torch")):
         assert default_optimize(other, model, epochs, batches) == "default"
@@ -323,19 +313,6 @@ def test_a_slow_compilation_is_said_in_a_line_where_there_is_no_bar(
 # What is said and seen
 
 
-def test_a_softmax_at_the_end_is_left_out_and_that_is_said_once() -> None:
-    training._warned.clear()
-    model = nn.Model(nn.Chain(nn.Dense(8, 3), "softmax"), device="cpu")
-    plain = nn.Model(nn.Dense(8, 3), device="cpu").with_parameters(model.parameters[0])
-    with pytest.warns(UserWarning, match="left out for cross_entropy"):
-        run = trained(cpu("jax"), model=model)
-    again = trained(cpu("jax"), model=model)
-    assert run.history.losses == again.history.losses
-    losses = trained(cpu("jax"), model=plain).history.losses
-    assert run.history.losses == pytest.approx(losses, rel=1e-5)
-    assert run.model.layer == model.layer
-
-
 def test_patience_ends_a_training_and_gives_the_best_model() -> None:
     x, y = examples()
     held = nn.Batches(x, np.roll(y, 1), 16, shuffle=False)  # learning must make this one worse
@@ -389,9 +366,7 @@ def interrupt(event: nn.TrainingEvent) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_ends_after_the_step_and_saves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_ends_after_the_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.safetensors"
     interrupting = on_step(lambda event: interrupt(event) if event.steps == 8 else None)
     run = trained(cpu("jax"), save=path, callbacks=[interrupting])
@@ -422,19 +397,15 @@ with Interrupts() as interrupts:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
 def test_workers_that_read_data_leave_ctrl_c_to_the_training() -> None:
     """A terminal tells all of them, and a worker has the handlers of the process it comes from."""
-    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True)
-    assert done.stdout == "stopping 3 True\n", done.stderr
+    assert output_of("-c", FORKING) == "stopping 3 True\n"
 
 
-def test_the_second_ctrl_c_interrupts() -> None:
+def test_ctrl_c_at_the_end_of_an_epoch_twice_and_other_threads() -> None:
+    run = trained(cpu("jax"), callbacks=[interrupt])
+    assert (run.stopped, len(run.history)) == ("Ctrl-C", 1)
     with pytest.raises(KeyboardInterrupt):
         trained(cpu("jax"), callbacks=[on_step(interrupt), on_step(interrupt)])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_ctrl_c_at_the_end_of_an_epoch_and_other_threads() -> None:
-    run = trained(cpu("jax"), callbacks=[interrupt])
-    assert (run.stopped, len(run.history)) == ("Ctrl-C", 1)
     runs: list[nn.Trained] = []
     thread = threading.Thread(target=lambda: runs.append(trained(cpu("jax"))))
     thread.start()
@@ -460,12 +431,8 @@ class Writer:
 
 def test_a_log_gets_every_epoch() -> None:
     log, writer, every = recorder(), Writer(), recorder()
-    run = trained(
-        cpu("jax"),
-        validation=data(),
-        callbacks=[nn.Log(log), nn.Log(writer), nn.Log(every, every=3)],
-    )
-    history = run.history
+    logs = [nn.Log(log), nn.Log(writer), nn.Log(every, every=3)]
+    history = trained(cpu("jax"), validation=data(), callbacks=logs).history
     names = "loss", "validation", "rate", "seconds", "epoch"
     expected = [
         {**{name: getattr(each, name) for name in names}, "step": each.steps} for each in history
@@ -538,9 +505,7 @@ def with_outlier(at: int) -> list[tuple[Array, Array]]:
 
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_what_is_no_number_stops_with_the_step_and_the_layer(
-    here: Device, clip: float | None, accumulate: int
-) -> None:
+def test_a_nan_names_step_and_layer(here: Device, clip: float | None, accumulate: int) -> None:
     layer = nn.Chain(nn.Dense(8, 8), "tanh", nn.Dense(8, 8), nn.Chain("relu", Broken(1e2)))
     layer = nn.Chain(layer, nn.Dense(8, 3))
     model = nn.Model(layer, device="cpu")
@@ -785,9 +750,8 @@ def test_compiled_models_train_where_and_as_they_were_compiled() -> None:
     here = cpu("jax")
     compiled = anydevice.compile(nn.Model(LAYER, device="cpu"), here, precision="mixed")
     run = trained(None, model=compiled, optimize=None)
-    assert run.history.losses == pytest.approx(
-        trained(here, precision="mixed", optimize="default").history.losses
-    )
+    expected = trained(here, precision="mixed", optimize="default").history.losses
+    assert run.history.losses == pytest.approx(expected)
     function = anydevice.compile(lambda x: ops.relu(x), here)
     with pytest.raises(ConfigurationError, match="a function cannot be trained"):
         trained(None, model=function)

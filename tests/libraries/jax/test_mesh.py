@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import output_of
 
 FOUR = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 
@@ -161,18 +160,6 @@ if __name__ == "__main__":
 """
 
 
-def run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, **FOUR, **variables},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
 @pytest.fixture(autouse=True)
 def jax_is_there() -> None:
     pytest.importorskip("jax")
@@ -181,9 +168,8 @@ def jax_is_there() -> None:
 def held(folder: Path, program: str, **variables: str) -> None:
     (folder / "program.py").write_text(SET_UP)
     (folder / "main.py").write_text(program)
-    done = run(folder, "main.py", **variables)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.strip().endswith("held")
+    printed = output_of("main.py", cwd=folder, env={**FOUR, **variables})
+    assert printed.strip().endswith("held")
 
 
 @pytest.mark.needs("torch")

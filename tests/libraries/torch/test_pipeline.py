@@ -25,16 +25,9 @@ CARDS = ["cuda:0", "cuda:1", "cuda:2"]
 def llama() -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=60,
-        tie_word_embeddings=False,
-    )
-    return transformers.LlamaForCausalLM(config).eval()
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "vocab_size": 60}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
 
 
 IDS = torch.arange(10)[None] % 7
@@ -45,13 +38,8 @@ _TERMS = 4 * (4 * 32 + 64 + 10) + 32
 
 def _module() -> Any:
     torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Linear(16, 64),
-        torch.nn.GELU(),
-        torch.nn.Linear(64, 64),
-        torch.nn.Dropout(0.1),
-        torch.nn.Linear(64, 4),
-    )
+    first = torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 64)
+    return torch.nn.Sequential(*first, torch.nn.Dropout(0.1), torch.nn.Linear(64, 4))
 
 
 def _data() -> nn.Batches:
@@ -97,9 +85,7 @@ def test_a_model_of_hugging_face_lies_as_its_plan_says(llama: Any) -> None:
             model(input_ids=IDS)
 
 
-def test_a_plan_as_a_device_map_is_taken_by_accelerate_and_transformers(
-    llama: Any, tmp_path: Path
-) -> None:
+def test_a_plan_is_a_device_map_for_other_libraries(llama: Any, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     plan = _plan(llama, cuda_0=range(3), cpu=range(3, 4))
     with torch.device("meta"):
@@ -129,15 +115,8 @@ def test_layers_on_disk_generate_the_same_text(llama: Any, tmp_path: Path) -> No
 
 def test_a_tied_head_stays_with_the_embedding() -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        vocab_size=50,
-        n_positions=16,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 16}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
     model = transformers.GPT2LMHeadModel(config).eval()
     with torch.no_grad():
         wanted = model(input_ids=IDS).logits
