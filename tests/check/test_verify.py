@@ -199,9 +199,7 @@ def test_the_worst_case_is_named(replace: Replace) -> None:
     assert cell.largest_error > 0.001
 
 
-def test_a_kernel_is_judged_by_its_gradient_too(
-    replace: Replace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_judged_by_gradients(replace: Replace, monkeypatch: pytest.MonkeyPatch) -> None:
     def kernel(x: Any) -> Any:
         if not trust.is_trusted("silu", "float32", "cpu"):
             return NotImplemented
@@ -313,9 +311,7 @@ def test_what_an_engine_lacks_unless_told_otherwise_says_how_to_tell_it() -> Non
     assert "x64 = true in anydevice.toml" in cell.reason
 
 
-def test_gradients_of_an_engine_that_compiles_each_step_are_asked_for_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gradients_are_compiled_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     jax = pytest.importorskip("jax", reason="it compiles each step")
     compiled: list[Any] = []
     real = type(registry.load("jax").compiler).compile
@@ -359,9 +355,7 @@ def test_a_quick_run_takes_one_device_of_each_model_unless_they_are_named() -> N
     assert [cell.device for cell in named] == ["cuda:0", "cuda:1", "cuda:2"]
 
 
-def test_an_op_that_is_slow_in_its_first_dtype_leaves_the_others_for_the_end(
-    replace: Replace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_ops_come_last(replace: Replace, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(x: Any, axis: int) -> Any:
         time.sleep(0.4)
         return NotImplemented
@@ -378,9 +372,7 @@ def test_an_op_that_is_slow_in_its_first_dtype_leaves_the_others_for_the_end(
     assert set(states) == {"right"}
 
 
-def test_a_kernel_of_which_no_case_ran_is_not_right(
-    replace: Replace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_without_cases(replace: Replace, monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(x: Any) -> Any:
         raise Absent("NumPy has no silu", instead="write one").error()
 

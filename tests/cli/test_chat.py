@@ -268,9 +268,7 @@ def test_a_model_that_does_not_fit_ends_with_1(anydevice: Anydevice, stories: Pa
     assert "does not fit" in err
 
 
-def test_no_prompt_at_all(
-    anydevice: Anydevice, stories: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_prompt(anydevice: Anydevice, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", TerminalStream())
     assert "--json is for one reply" in anydevice.json("chat", str(stories), code=2)["error"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8"))

@@ -167,9 +167,7 @@ def test_bugs_are_not_hidden(anydevice: Anydevice, breaking: Breaking) -> None:
         anydevice()
 
 
-def test_an_output_that_cannot_be_written_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdout", FullDisk())
     with machine_of():
         for words in (["devices"], ["--version"], ["plan", "--help"]):

@@ -52,9 +52,7 @@ def test_what_fits_ends_with_0(anydevice: Anydevice, small: str) -> None:
     assert "would fit" not in out
 
 
-def test_a_missing_model_is_said_first(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_model(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[str] = []
     monkeypatch.setattr(plan, "look_ahead", lambda: looks.append("look"))
     for name in ("nobody/no-such-model", "no-such-folder/config.json"):

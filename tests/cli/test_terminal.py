@@ -113,10 +113,7 @@ def test_suspending(on_screen: OnScreen, monkeypatch: pytest.MonkeyPatch) -> Non
     output, primary, _ = on_screen
     stopped: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *what: stopped.append(what))
-    looks = Looks(
-        look2=lambda: signal.raise_signal(signal.SIGTSTP),
-        look3=interrupt,
-    )
+    looks = Looks(look2=lambda: signal.raise_signal(signal.SIGTSTP), look3=interrupt)
     monkeypatch.setattr(watch, "_usages", looks)
     watch._show((), output, 0.05)
     assert stopped == [(os.getpid(), signal.SIGSTOP)]

@@ -37,9 +37,7 @@ def test_an_empty_array_has_its_type_and_shape_or_is_refused(
 
 
 @each(shape=[(), (0, 2), (0, 3), (1, 2, 3, 1, 2)])
-def test_an_empty_array_has_any_shape(
-    engine: Engine, device: Device, shape: tuple[int, ...]
-) -> None:
+def test_empty_arrays_of_any_shape(engine: Engine, device: Device, shape: tuple[int, ...]) -> None:
     made = engine.empty(shape, FLOAT32, device)
     assert tuple(made.shape) == shape
     assert engine.to_host(made).shape == shape
@@ -56,9 +54,7 @@ def test_an_array_knows_its_type(engine: Engine, device: Device, dtype: DType) -
 
 
 @each(name=EXACT_EVERYWHERE)
-def test_memory_may_be_written_through_its_address(
-    engine: Engine, device: Device, name: str
-) -> None:
+def test_memory_is_written_by_its_address(engine: Engine, device: Device, name: str) -> None:
     host = small_numbers(DTYPES[name], 5, 7)
     made = [engine.empty(host.shape, DTYPES[name], device) for _ in range(3)]
     addresses = [engine.address(x) for x in made]

@@ -80,17 +80,13 @@ def test_a_model(engine: Engine, device: Device, pair: tuple[Place, Place]) -> N
     assert device in engine.devices_of(model(moved))
 
 
-def test_a_compiled_model_moves_its_inputs(
-    engine: Engine, device: Device, pair: tuple[Place, Place]
-) -> None:
+def test_a_compiled_model_moves(engine: Engine, device: Device, pair: tuple[Place, Place]) -> None:
     here = device.served_by(engine.name)
     compiled = anydevice.compile(nn.build(nn.Dense(4, 3), device=here), here, optimize="none")
     assert device in engine.devices_of(compiled(pair[1](FLOATS)))
 
 
-def test_a_compiled_function_that_holds_an_array_elsewhere(
-    engine: Engine, device: Device, pair: tuple[Place, Place]
-) -> None:
+def test_a_held_array_elsewhere(engine: Engine, device: Device, pair: tuple[Place, Place]) -> None:
     held = pair[1](FLOATS)
     here = device.served_by(engine.name)
     compiled = anydevice.compile(lambda x: ops.add(x, held), here, optimize="none")

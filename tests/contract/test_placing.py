@@ -29,9 +29,7 @@ def test_the_engine_is_the_one_the_registry_names(engine: Engine) -> None:
     assert {d.backend for d in engine.devices()} <= set(registry.row_of(engine.name).backends)
 
 
-def test_devices_are_listed_once_and_each_has_a_native_object(
-    engine: Engine, device: Device
-) -> None:
+def test_devices_are_listed_once_with_native_objects(engine: Engine, device: Device) -> None:
     assert len(set(engine.devices())) == len(engine.devices())
     assert device in engine.devices()
     assert engine.native(device) is not None
@@ -103,9 +101,7 @@ USES: dict[str, Callable[[Engine, Device, Device], Any]] = {
 
 
 @each(use=USES)
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(
-    engine: Engine, device: Device, use: str
-) -> None:
+def test_a_missing_device_is_refused(engine: Engine, device: Device, use: str) -> None:
     seen = {d.backend for d in engine.devices()}
     missing = [Device(device.backend, 99), *(Device(name) for name in BACKENDS if name not in seen)]
     for there in missing:
@@ -133,9 +129,7 @@ def test_very_many_rows_are_separated(engine: Engine, device: Device) -> None:
 
 
 @each(dtype=["float32", "float16", "int32", "uint8", "bool"])
-def test_rows_are_separated_into_memory_of_their_own(
-    engine: Engine, device: Device, dtype: str
-) -> None:
+def test_rows_get_memory_of_their_own(engine: Engine, device: Device, dtype: str) -> None:
     host = np.arange(40).reshape(5, 2, 4).astype(dtype)
     rows = engine.separate(engine.place(host, device))
     assert len(rows) == 5

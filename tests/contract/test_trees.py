@@ -28,9 +28,7 @@ def is_array(value: Any) -> bool:
     return owner_of(value) is not None
 
 
-def test_arrays_are_leaves_and_their_containers_are_made_anew(
-    engine: Engine, device: Device
-) -> None:
+def test_arrays_are_leaves_and_containers_are_made_anew(engine: Engine, device: Device) -> None:
     first, second, third = (
         engine.place(np.full(3, value, np.float32), device) for value in (1, 2, 3)
     )

@@ -152,9 +152,7 @@ def test_the_hash_follows_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "{", "[" * 100_000, "[]"],
-    ids=lambda text: text[:10] or "nothing",
+    "text", ["", "{", "[" * 100_000, "[]"], ids=lambda text: text[:10] or "nothing"
 )
 def test_a_damaged_file_is_as_good_as_none_and_is_named(one_card: list[str], text: str) -> None:
     trusted_kernels.kernels_file().write_text(text)
@@ -174,9 +172,7 @@ def test_damaged_entries_are_passed_over(one_card: list[str], text: str) -> None
     }
 
 
-def test_a_file_that_cannot_be_written_is_said(
-    one_card: list[str], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_files(one_card: list[str], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "file").touch()
     monkeypatch.setenv("ANYDEVICE_HOME", str(home / "file"))
     with pytest.warns(UserWarning, match="file is not a folder"):

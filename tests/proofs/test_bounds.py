@@ -160,9 +160,7 @@ def _rows_outside(net: Network, x: Any, found: LinearBounds) -> int:
     return sum(Fraction(float(a)) > b for a, b in zip(low, signed, strict=True))
 
 
-def test_the_terms_for_sums_over_inputs_and_constants_are_needed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_terms_for_inputs_and_constants_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     net = networks.network(200, 4, seed=5)
     x = points(net, 20)
     assert _rows_outside(net, x, relaxed(net, x, x, "real", "float32")) == 0
@@ -188,9 +186,7 @@ def test_what_is_lost_beside_a_large_constant_is_part_of_the_error(dtype: str) -
     assert Fraction(float(low[0])) <= exact
 
 
-def test_the_chord_above_a_relu_is_valid_at_both_ends_whatever_slope_came_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_chord_above_a_relu_is_valid_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     low = -np.exp(random.uniform(-20, 5, 2000)).astype(np.float32)
     high = np.exp(random.uniform(-20, 5, 2000)).astype(np.float32)

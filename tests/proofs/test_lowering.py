@@ -280,9 +280,7 @@ def test_a_layer_of_the_users_own_is_refused() -> None:
         ("batch norm", (1, "variance"), -1.0, r"Chain\[1\]"),
     ],
 )
-def test_weights_that_give_no_numbers_are_refused(
-    name: str, weight: tuple[int, str], number: float, where: str
-) -> None:
+def test_weights_of_nan(name: str, weight: tuple[int, str], number: float, where: str) -> None:
     model = built(name)
     parameters = mapped(np.copy, model.parameters)
     parameters[weight[0]][weight[1]][1] = number

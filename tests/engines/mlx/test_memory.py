@@ -20,9 +20,7 @@ MIB = 2**20
 CPU_OF_UNKNOWN_SIZE = BackendScan("cpu", True, (RawDevice(0, "cpu", Facts("a processor")),))
 
 
-def test_what_mlx_can_have_is_what_its_container_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice._engines.mlx import arrays
     from anydevice._machine.hardware.cpu import reader
 

@@ -238,9 +238,7 @@ def test_its_own_versions_can_be_compiled() -> None:
 
 
 @pytest.mark.parametrize("static", [(), ("name",)])
-def test_random_numbers_go_on_after_a_function_that_cannot_be_compiled(
-    static: tuple[str, ...],
-) -> None:
+def test_random_numbers_go_on_after_a_failed_compilation(static: tuple[str, ...]) -> None:
     def fails(x: mx.array, name: str = "no") -> mx.array:
         mx.random.uniform(shape=(2,))
         raise ValueError(name)

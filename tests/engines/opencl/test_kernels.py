@@ -210,9 +210,7 @@ def test_attention(put: Put, get: Any, assumed: None, case: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("queries", [1, 24])
-def test_attention_of_other_numbers(
-    put: Put, get: Any, dtype: str, queries: int, assume: Assume
-) -> None:
+def test_attention_dtypes(put: Put, get: Any, dtype: str, queries: int, assume: Assume) -> None:
     q, k, v = (numbers((1, 2, n, 32), dtype, n) for n in (queries, 30, 30))
     wanted = attended(q, k, v, True, None, None, None, None)
     for is_cpu in (None, False):
@@ -252,9 +250,7 @@ def test_attention_that_other_kernels_must_do(put: Put) -> None:
     assert KERNELS["attention"](large, large, large, *rest) is NotImplemented
 
 
-def test_tiles_that_a_device_does_not_take_are_passed_over(
-    put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_tiles(put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch) -> None:
     assume(is_cpu=False)
     monkeypatch.setattr(attention, "_tile_kernel", lambda *_: None)
     q = numbers((1, 1, 20, 32), "float32")

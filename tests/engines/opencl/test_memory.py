@@ -65,9 +65,7 @@ def test_everything_on_opencl_is_counted(engine: Engine, here: Device) -> None:
     assert use_of(engine, here).in_use == before
 
 
-def test_a_small_table_is_made_without_waiting_and_not_counted(
-    engine: Engine, here: Device
-) -> None:
+def test_a_small_table_is_made_at_once_and_not_counted(engine: Engine, here: Device) -> None:
     x = engine.place(np.ones(4, np.float32), here)
     before = use_of(engine, here).in_use
     small = engine.ops.asarray(np.arange(4, dtype=np.float32), x)
@@ -165,9 +163,7 @@ def test_threads_that_use_a_device_first_share_its_context(engine: Engine) -> No
         assert (ended.returncode, ended.stdout.split()) == (0, ["1", "1"]), ended.stderr
 
 
-def test_a_context_that_is_slow_to_make_is_made_once(
-    engine: Engine, here: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_contexts_made_once(engine: Engine, here: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def slowly(*arguments: Any, make: Any = buffers.Pool) -> Any:
         time.sleep(0.05)
         return make(*arguments)

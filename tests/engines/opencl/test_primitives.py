@@ -232,9 +232,7 @@ def test_what_opencl_does_not_compute_is_refused(put: Put) -> None:
         assert caught.value.absent is not None
 
 
-def test_a_device_without_float64_says_so(
-    put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lack_of_float64_is_said(put: Put, get: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = put(np.arange(4.0))
     about = programs.limits(x.context)
     lacking = Absent("the device has no float64", "convert the array to float32", "no_dtype")
@@ -404,9 +402,7 @@ def test_products_of_views(put: Put, get: Any, assumed: None) -> None:
     check(get(xp.matmul(grouped, others)), wanted, "float32", 100)
 
 
-def test_tiles_that_a_device_does_not_take_are_passed_over(
-    put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_tiles(put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch) -> None:
     assume(is_cpu=False)
     monkeypatch.setattr(products, "_tile_kernel", lambda *_: None)
     x = numbers((20, 20), "float32")
@@ -505,9 +501,7 @@ def test_memory_is_used_again_and_given_back(put: Put) -> None:
 
 
 @ON_CPU_AND_GPU
-def test_large_indices_have_64_bits(
-    put: Put, get: Any, assumed: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_indices(put: Put, get: Any, assumed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elementwise, "LARGEST_INDEX", 0)
     x = numbers((20, 24), "float32")
     placed = put(x)
@@ -519,9 +513,7 @@ def test_large_indices_have_64_bits(
     check(get(product), x.astype(np.float64) @ x.T, "float32", 100)
 
 
-def test_a_group_that_a_kernel_has_no_room_for_is_halved(
-    put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_groups(put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch) -> None:
     exact, refused = programs.exact_kernel, []
 
     def smaller(*given: Any) -> Any:

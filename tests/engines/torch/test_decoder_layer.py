@@ -166,8 +166,7 @@ def right_product(
 
 
 @pytest.mark.parametrize(
-    "what",
-    ["norm bias gated", "bias residual", *map(later, ["", "norm", "gated residual"])],
+    "what", ["norm bias gated", "bias residual", *map(later, ["", "norm", "gated residual"])]
 )
 @pytest.mark.parametrize(
     ("rows", "dtype", "tile"),
@@ -281,9 +280,7 @@ def test_a_prompt_layer_is_right(dtype: str, cases: int | None, place: str) -> N
 
 
 @pytest.mark.parametrize("wrong", ["not turned", "not kept", "one place off", "nothing added"])
-def test_a_wrong_prompt_layer_is_caught(
-    wrong: str, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_prompt_layers(wrong: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice._engines.torch.triton import prompt_layer
 
     right = prompt_layer.rotate
@@ -436,9 +433,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", ["qwen3", "a window", later("llama"), later("qwen2")])
-def test_steps_of_a_decoder(
-    family: str, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding(family: str, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tokens one by one through the kernels, and through the ops in float32."""
     from anydevice._llm import decoder
     from anydevice._llm import generate as generation

@@ -62,9 +62,7 @@ def torch_engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return engine
 
 
-def test_a_card_is_counted_and_limited(
-    torch_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_a_card(torch_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(monkeypatch, started=True)
     memory = torch_engine.memory
     assert memory.use(CARD) == MemoryUse(in_use=5, reserved=8, peak=9)
@@ -81,9 +79,7 @@ def test_a_card_is_counted_and_limited(
     assert card.emptied == 1
 
 
-def test_a_limit_does_not_start_a_card_but_waits_for_it(
-    torch_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_starts_no_card(torch_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(monkeypatch, started=False)
     memory = torch_engine.memory
     assert memory.set_limit(CARD, None) is None
@@ -98,9 +94,7 @@ def test_a_limit_does_not_start_a_card_but_waits_for_it(
     assert card.share == pytest.approx(0.75)
 
 
-def test_the_share_of_a_card_is_that_of_before_when_the_limit_is_lifted(
-    torch_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lifting_a_limit(torch_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(monkeypatch, started=True)
     card.share = 0.5
     memory = torch_engine.memory
@@ -119,9 +113,7 @@ def test_the_share_of_a_card_is_that_of_before_when_the_limit_is_lifted(
     assert later.share == 0.5
 
 
-def test_metal_is_counted_and_limited(
-    torch_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_metal(torch_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     metal, done = Device("metal"), []
     for name, stand_in in {
         "current_allocated_memory": lambda: 5,

@@ -383,9 +383,7 @@ def test_only_what_is_trusted_is_used(make: Callable[..., Any]) -> None:
     assert fused.KERNELS["rmsnorm"](x, x[0], 1e-6) is NotImplemented
 
 
-def test_a_small_weight_is_left_to_the_library(
-    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_weights_are_left(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     trust.trust("linear", "float16", DEVICE)
     x, weight = make(1, 64, dtype="float16"), make(64, 64, dtype="float16")
     assert fused.KERNELS["linear"](x, weight, None) is NotImplemented

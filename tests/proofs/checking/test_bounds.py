@@ -112,9 +112,7 @@ PLANTED: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_faults_in_the_bounds_are_found_by_rationals(
-    fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_in_bounds_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SoundNetwork, *PLANTED[fault])
     if fault == "no room for rounding":
         monkeypatch.setattr("anydevice._proofs.checking.checker.U64", 0.0)
