@@ -43,9 +43,7 @@ def test_every_column_of_every_backend_is_there(anydevice: Anydevice) -> None:
 
 
 def test_a_processor_that_could_not_be_read(anydevice: Anydevice) -> None:
-    broken = BackendScan(
-        "cpu", present=True, stage="driver", reason=Reason("timed_out", "timed out")
-    )
+    broken = BackendScan("cpu", present=True, stage="driver", reason=Reason("timed_out", "late"))
     assert "SIMD level: unknown   threads: unknown" in anydevice.text("backends", scans=[broken])
 
 

@@ -161,24 +161,20 @@ def test_sampling_defaults(anydevice: Anydevice, gguf_file: GgufFile, model: Any
         return list(model.generate([said("Hello there")], 20, **options).tokens)
 
     usual = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-    silent, telling = gguf_file(), gguf_file(temp=1.5, top_k=7, penalty_repeat=1.25)
+    silent, loud = gguf_file(), gguf_file(temp=1.5, top_k=7, penalty_repeat=1.25)
     assert tokens(silent, "--seed", "4") == expected(**usual, seed=4)
     assert tokens(silent, "--temperature", "0") == expected() != expected(**usual, seed=4)
     asked = {"temperature": 1.5, "top_k": 7, "repetition_penalty": 1.25}
-    assert tokens(telling, "--seed", "4") == expected(**asked, seed=4)
-    assert tokens(telling, "--seed", "4", "--top-k", "3") == expected(
-        **asked | {"top_k": 3}, seed=4
-    )
+    assert tokens(loud, "--seed", "4") == expected(**asked, seed=4)
+    assert tokens(loud, "--seed", "4", "--top-k", "3") == expected(**asked | {"top_k": 3}, seed=4)
 
 
 def test_a_script_gets_the_text_and_remarks_apart(process: Process, stories: Path) -> None:
-    ended = process(
-        "chat", str(stories), *HERE, "--prompt", "Once upon a time", "--max-tokens", "24"
-    )
-    assert ended.returncode == 0, ended.stderr
+    run = process("chat", str(stories), *HERE, "--prompt", "Once upon a time", "--max-tokens", "24")
+    assert run.returncode == 0, run.stderr
     alone = llm.load(stories, device("cpu", engine="numpy"))
-    assert ended.stdout.decode() == f"{alone.generate('Once upon a time', 24).text}\n"
-    told = ended.stderr.decode()
+    assert run.stdout.decode() == f"{alone.generate('Once upon a time', 24).text}\n"
+    told = run.stderr.decode()
     assert "stories260K: 260,032 parameters in float32, a context of 512 tokens" in told
     assert "On cpu with numpy, because it was asked for." in told
     assert re.search(r"Memory: .* MiB, of which weights 1015.8 KiB, kv-cache", told)

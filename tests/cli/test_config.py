@@ -77,9 +77,7 @@ def test_every_origin(
     anydevice: Anydevice, project: Path, user_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user_file.write_text('memory = "20GiB"\nx64 = false\nenv = { A = "1" }\n')
-    project.write_text(
-        'device = ["cuda", "cpu"]\nengine = "numpy"\norder = ["opencl"]\nx64 = true\n'
-    )
+    project.write_text('device = ["cuda", "cpu"]\nengine = "numpy"\norder = ["opencl"]\nx64 = true')
     monkeypatch.setenv("ANYDEVICE_DEVICE", "cpu")
     out = anydevice.text("config", cuda=0)
     table = rows(out)

@@ -195,13 +195,12 @@ def test_the_child_does_not_take_most_of_a_card(monkeypatch: pytest.MonkeyPatch)
 
 def test_wrong_settings(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "nonsense")
-    code, out, err = anydevice("doctor", "cpu", "--engine", "numpy")
+    words = ("doctor", "cpu", "--engine", "numpy")
+    code, out, err = anydevice(*words)
     assert code == 1
     assert "1 of 1 computations were right" in out
     assert "ANYDEVICE_DEVICE" in err
-    assert (
-        "ANYDEVICE_DEVICE" in anydevice.json("doctor", "cpu", "--engine", "numpy", code=1)["error"]
-    )
+    assert "ANYDEVICE_DEVICE" in anydevice.json(*words, code=1)["error"]
 
 
 def test_a_kind_whose_backend_stopped_at_its_driver_is_explained(anydevice: Anydevice) -> None:

@@ -182,9 +182,7 @@ def test_bad_input_ends_with_2(
         ({"model_type": "llava", "text_config": SMALL}, "beside text_config it has parts"),
     ],
 )
-def test_uncountable(
-    anydevice: Anydevice, tmp_path: Path, config: dict[str, Any], said: str
-) -> None:
+def test_uncountable(anydevice: Anydevice, tmp_path: Path, config: Any, said: str) -> None:
     path = written(tmp_path, config)
     error = refusal(anydevice, path)
     assert f"{path} cannot be counted: " in error
@@ -200,9 +198,7 @@ def test_uncountable(
         ({**SMALL, "vocab_size": 7_811_033}, "1.00 B parameters in bfloat16, context"),
     ],
 )
-def test_the_title(
-    anydevice: Anydevice, tmp_path: Path, config: dict[str, Any], title: str
-) -> None:
+def test_the_title(anydevice: Anydevice, tmp_path: Path, config: Any, title: str) -> None:
     path = written(tmp_path, config)
     out = anydevice.text("plan", path, cuda=1, memory="80GiB")
     assert f"{tmp_path.name}: {title}" in " ".join(out.split())

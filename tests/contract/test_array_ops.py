@@ -82,9 +82,7 @@ def test_it_is_what_the_reference_says(at: Home, op: str) -> None:
 
 def kmeans() -> Any:
     """The function that the page shows."""
-    (block,) = re.findall(
-        r"^def kmeans.*?\n\n\n", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
+    (block,) = re.findall(r"^def kmeans.*?\n\n\n", PAGE.read_text("utf-8"), re.M | re.S)
     names: dict[str, Any] = {"ops": ops}
     exec(block, names)
     assert len(block.strip().splitlines()) == 6, "a line that names it, and five"

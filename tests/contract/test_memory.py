@@ -22,9 +22,7 @@ FLOAT32 = DTYPES["float32"]
 
 
 @each(dtype=ROWS)
-def test_an_empty_array_has_its_type_and_shape_or_is_refused(
-    engine: Engine, device: Device, dtype: DType
-) -> None:
+def test_an_empty_array_has_its_dtype(engine: Engine, device: Device, dtype: DType) -> None:
     made, _ = moved(lambda: engine.empty((3, 4), dtype, device))
     assert made is not None or dtype.name not in EXACT_EVERYWHERE
     if made is not None:
@@ -182,8 +180,6 @@ def test_a_view_is_made_from_its_place_in_memory(engine: Engine, device: Device)
 def test_what_another_thread_placed_may_be_used(engine: Engine, device: Device) -> None:
     host = np.arange(6, dtype=np.float32).reshape(2, 3)
     with ThreadPoolExecutor(1) as elsewhere:
-        placed = elsewhere.submit(engine.place, host, device).result()
-    engine.receive([placed])
-    assert_same_values(
-        engine.to_host(engine.matmul(placed, placed.T)), host @ host.T, because=EXACT
-    )
+        x = elsewhere.submit(engine.place, host, device).result()
+    engine.receive([x])
+    assert_same_values(engine.to_host(engine.matmul(x, x.T)), host @ host.T, because=EXACT)

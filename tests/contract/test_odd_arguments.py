@@ -60,9 +60,7 @@ def attended(at: Any, *arrays: Any, **options: Any) -> Any:
 
 @pytest.mark.usefixtures("kernels")
 @each(options=[{}, {"causal": True}, {"causal": True, "window": 2}], lengths=FAR)
-def test_lengths_out_of_range_are_none_or_all(
-    place: Any, put: Put, lengths: list[int], options: dict[str, Any]
-) -> None:
+def test_odd_lengths(place: Any, put: Put, lengths: list[int], options: dict[str, Any]) -> None:
     clamped = np.clip(lengths, 0, 5)
     try:
         there = put(np.array(lengths, np.int64))

@@ -210,9 +210,7 @@ def is_array(value: Any) -> bool:
 
 
 def test_arrays_are_leaves_and_containers_are_made_anew(engine: Engine, device: Device) -> None:
-    first, second, third = (
-        engine.place(np.full(3, value, np.float32), device) for value in (1, 2, 3)
-    )
+    first, second, third = (engine.place(np.full(3, n, np.float32), device) for n in (1, 2, 3))
     tree = {
         "layers": [Layer(first, "a"), Layer(second, "b")],
         "tied": Pair(first, {"x": (third, "text", 1.5)}),

@@ -151,9 +151,7 @@ def test_the_hash_follows_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     trusted_kernels.sources.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[" * 100_000, "[]"], ids=lambda text: text[:10] or "nothing"
-)
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]"], ids=lambda x: x[:10] or "none")
 def test_a_damaged_file_is_as_good_as_none_and_is_named(one_card: list[str], text: str) -> None:
     trusted_kernels.kernels_file().write_text(text)
     with pytest.warns(UserWarning, match=r"kernels\.json is not used"):

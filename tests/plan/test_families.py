@@ -111,9 +111,7 @@ def cache_bytes(config: Any) -> int:
     cache: Any = StaticCache(config=config, max_cache_len=8192)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads, meta = config.num_key_value_heads, torch.device("meta")
-    cache.early_initialization(
-        batch_size=2, num_heads=heads, head_dim=size, dtype=torch.bfloat16, device=meta
-    )
+    cache.early_initialization(2, heads, size, torch.bfloat16, meta)
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
 

@@ -36,9 +36,7 @@ def planned(devices: Any = "cuda", model: Any = LLAMA_8B, **machine: Any) -> Pla
 def cpu_with(memory: int) -> BackendScan:
     """A CPU of that memory; what is really free here may be less, so it is small in tests."""
     facts = Facts("a small CPU", memory_kind="host", total_memory=memory, usable_memory=memory)
-    return BackendScan(
-        "cpu", present=True, devices=(RawDevice(0, "cpu", facts),), engines=("numpy", "torch")
-    )
+    return BackendScan("cpu", True, (RawDevice(0, "cpu", facts),), engines=("numpy", "torch"))
 
 
 def whole(plan: Plan) -> None:
@@ -291,9 +289,7 @@ def test_a_very_long_name_is_shortened(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_device_that_does_not_tell_its_memory_is_not_counted() -> None:
-    silent = BackendScan(
-        "tpu", present=True, devices=(RawDevice(0, "tpu", Facts("a TPU")),), engines=("jax",)
-    )
+    silent = BackendScan("tpu", True, (RawDevice(0, "tpu", Facts("a TPU")),), engines=("jax",))
     with testing.fake_machine(scans=[silent]):
         plan = plan_inference(LLAMA_8B, "tpu", **ASKED)
     assert not plan.fits

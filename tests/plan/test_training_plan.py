@@ -214,10 +214,8 @@ def test_it_can_be_printed_and_written() -> None:
     plain = estimate.to_dict()
     assert json.loads(json.dumps(plain)) == plain
     assert plain["total_gib"] == estimate.total_gib
-    with_notes = estimate_training(
-        {**LLAMA, "quantization_config": {"load_in_8bit": True}}, context=8
-    )
-    assert "note: " in str(with_notes)
+    noted = estimate_training({**LLAMA, "quantization_config": {"load_in_8bit": True}}, context=8)
+    assert "note: " in str(noted)
 
 
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu"])

@@ -246,11 +246,9 @@ def test_weights_that_are_not_float32_are_bounded_in_float32_too() -> None:
 
 
 def test_constants_of_rows_are_rounded_downward() -> None:
-    third = Fraction(1, 3)
-    rows = rows_of(query([0, 0], [1, 1], [[1], [1]], [third, -third]))
-    assert all(
-        Fraction(float(c)) <= e for c, e in zip(rows.constants, (third, -third), strict=True)
-    )
+    thirds = (Fraction(1, 3), Fraction(-1, 3))
+    rows = rows_of(query([0, 0], [1, 1], [[1], [1]], thirds))
+    assert all(Fraction(float(c)) <= e for c, e in zip(rows.constants, thirds, strict=True))
     assert not rows.mixes
 
 
@@ -269,9 +267,7 @@ def test_five_thousand_exact_bounds() -> None:
         net = networks.network(5, 30, 30, 30, 5, seed=seed)
         x = points(net, 2, seed)
         for radius in (0.0, 0.02):
-            found = relaxed(
-                net, x - radius, x + radius, "real", "float32" if seed % 2 else "float64"
-            )
+            found = relaxed(net, x - radius, x + radius, "real", ("float64", "float32")[seed % 2])
             assert outside_exact(net, found, x) == 0
             checked += 2 * len(x) * sum(node.size for node in net.nodes)
     assert checked >= 5000

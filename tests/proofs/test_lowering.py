@@ -143,19 +143,15 @@ def test_sums_in_any_order_stay_within_the_stated_error() -> None:
 def summed(x: Any, parameters: Any, generator: Any) -> Any:
     """x · weightᵀ + bias in float32, term by term in a random order."""
     terms = x[:, None, :] * parameters["weight"][None]
-    terms = np.concatenate(
-        [terms, np.broadcast_to(parameters["bias"], terms.shape[:2])[..., None]], -1
-    )
+    terms = np.dstack([terms, np.broadcast_to(parameters["bias"], terms.shape[:2])])
     total = np.zeros(terms.shape[:2], np.float32)
     for at in generator.permutation(terms.shape[-1]):
         total = (total + terms[..., at]).astype(np.float32)
     return total
 
 
-def _no_bias(
-    f: Any, self: Any, cells: Any, weight: Any, bias: Any, *rest: Any, **named: Any
-) -> Any:
-    return f(self, cells, weight, None, *rest, **named)
+def _no_bias(f: Any, self: Any, cells: Any, weight: Any, bias: Any, *rest: Any, **k: Any) -> Any:
+    return f(self, cells, weight, None, *rest, **k)
 
 
 PLANTED: dict[str, tuple[str, str, Callable[..., Any]]] = {
@@ -194,9 +190,7 @@ PLANTED: dict[str, tuple[str, str, Callable[..., Any]]] = {
 def test_a_fault_in_the_lowering_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, method, replacement = PLANTED[fault]
     original = getattr(Builder, method)
-    monkeypatch.setattr(
-        Builder, method, lambda *given, **named: replacement(original, *given, **named)
-    )
+    monkeypatch.setattr(Builder, method, lambda *a, **k: replacement(original, *a, **k))
     assert largest_difference(built(name)) > 1e-4
 
 

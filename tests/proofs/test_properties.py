@@ -29,10 +29,8 @@ def is_bad(query: Query, y: Any) -> bool:
     """Whether outputs are bad for a query, in exact arithmetic."""
     exact = [Fraction(float(number)) for number in y]
     rows = []
-    for row, constant, strict in zip(
-        query.coefficients, query.constants, query.strict, strict=True
-    ):
-        value = sum((a * b for a, b in zip(row, exact, strict=True)), constant)
+    for row, shift, strict in zip(query.coefficients, query.constants, query.strict, strict=True):
+        value = sum((a * b for a, b in zip(row, exact, strict=True)), shift)
         rows.append(value < 0 if strict else value <= 0)
     groups = set(query.group)
     return any(

@@ -268,9 +268,7 @@ def facts(result: Any) -> dict[str, str]:
 
 
 def plots(result: Any) -> list[ElementTree.Element]:
-    found = [
-        ElementTree.fromstring(svg) for svg in re.findall("<svg.*?</svg>", result._repr_html_())
-    ]
+    found = [ElementTree.fromstring(x) for x in re.findall("<svg.*?</svg>", result._repr_html_())]
     for plot in found:
         check_labels(plot)
     return found

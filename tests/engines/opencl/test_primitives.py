@@ -40,9 +40,7 @@ ON_CPU_AND_GPU = pytest.mark.parametrize("assumed", ["cpu", "gpu"], indirect=Tru
 def numbers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
     """Numbers that the type holds, those of 16 bits included."""
     values = np.random.default_rng(seed).standard_normal(shape) * 3
-    return np.asarray(np.abs(values) if dtype.startswith("u") else values).astype(
-        DTYPES[dtype].numpy()
-    )
+    return np.asarray(abs(values) if dtype[0] == "u" else values).astype(DTYPES[dtype].numpy())
 
 
 def check(got: Any, wanted: Any, dtype: str, scale: float = 1.0) -> None:
@@ -164,9 +162,7 @@ def test_views_and_their_copies(put: Put, get: Any) -> None:
     assert_same_values(get(xp.reshape(x, (6, 1, 4))), host.reshape(6, 1, 4), because=EXACT)
     assert_same_values(get(xp.reshape(x, (2, 12))), host.reshape(2, 12), because=EXACT)
     rows = xp.slice_axis(x, 1, 1, 3)
-    assert_same_values(
-        get(xp.reshape(rows, (2, 2, 2, 2))), host[:, 1:].reshape((2,) * 4), because=EXACT
-    )
+    assert get(xp.reshape(rows, (2, 2, 2, 2))).tolist() == host[:, 1:].reshape((2,) * 4).tolist()
     wide = xp.broadcast_to(xp.slice_axis(x, 2, 0, 1), (5, 2, 3, 6))
     assert_same_values(get(wide), np.broadcast_to(host[..., :1], (5, 2, 3, 6)), because=EXACT)
     assert_same_values(get(xp.reshape(wide, (-1,))), get(wide).reshape(-1), because=EXACT)
@@ -301,9 +297,7 @@ def test_reductions_pass_on_what_is_not_a_number(put: Put, get: Any, assume: Ass
     x = np.zeros((2, 90), np.float32)
     x[0, 77] = np.nan
     for name in ("sum", "max", "min"):
-        assert_same_values(
-            np.isnan(get(getattr(xp, name)(put(x), 1))), [True, False], because=EXACT
-        )
+        assert np.isnan(get(getattr(xp, name)(put(x), 1))).tolist() == [True, False]
     assert get(xp.argmax(put(x), 1))[0] == 77
     assert get(xp.top_k(put(x), 2)[1])[0].tolist() == [77, 0]
 
@@ -395,11 +389,9 @@ def test_products_of_views(put: Put, get: Any, assumed: None) -> None:
     wanted = host.transpose(1, 0, 2)[:, 3:20:5] @ host.transpose(1, 2, 0)[:, :, ::3]
     check(get(xp.matmul(few, rest)), wanted, "float32", 100)
     grouped = xp.reshape(xp.permute_dims(x, (1, 0, 2)), (2, 2, 1, 20, 24))
-    others = put(numbers((2, 2, 3, 24, 11), "float32", 2))
-    wanted = host.transpose(1, 0, 2).reshape(2, 2, 1, 20, 24) @ numbers(
-        (2, 2, 3, 24, 11), "float32", 2
-    )
-    check(get(xp.matmul(grouped, others)), wanted, "float32", 100)
+    other = numbers((2, 2, 3, 24, 11), "float32", 2)
+    wanted = host.transpose(1, 0, 2).reshape(2, 2, 1, 20, 24) @ other
+    check(get(xp.matmul(grouped, put(other))), wanted, "float32", 100)
 
 
 def test_large_tiles(put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch) -> None:

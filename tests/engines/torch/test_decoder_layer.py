@@ -29,6 +29,7 @@ from anydevice._machine.engines import registry
 torch = pytest.importorskip("torch")
 fused = pytest.importorskip("anydevice._engines.torch.triton.fused")
 
+Make = Callable[..., Any]
 TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 GPU = torch.cuda.is_available() and not INTERPRETED
@@ -178,9 +179,7 @@ def right_product(
         later(33, "float16", (16, 64, 1)),
     ],
 )
-def test_products(
-    rows: int, dtype: str, tile: tuple[int, int, int], what: str, make: Callable[..., Any]
-) -> None:
+def test_products(rows: int, dtype: str, tile: tuple[int, int, int], what: str, make: Make) -> None:
     products, *_ = modules()
     outputs, inputs, splits = tile
     tiles = {
@@ -219,7 +218,7 @@ def test_a_tile_fits_the_memory_of_the_device(place: str) -> None:
     assert fitted(49152, rows=1) == (4, 128, 1)
 
 
-def test_large_numbers_times_a_norm_do_not_overflow(make: Callable[..., Any]) -> None:
+def test_large_numbers_times_a_norm_do_not_overflow(make: Make) -> None:
     products, *_ = modules()
     for rows in (1, 3):
         x, norm = make(rows, 64, dtype="float16") * 2000, make(64, dtype="float16") * 50
@@ -367,10 +366,8 @@ def one_key_less(whole: Any, qkv: Any, positions: Any, keys: Any, values: Any, *
     return whole(qkv, positions, keys, values, *others, window=window)
 
 
-def one_place_off(
-    whole: Any, qkv: Any, positions: Any, keys: Any, values: Any, *others: Any
-) -> Any:
-    return whole(qkv, positions + 1, keys, values, *others)
+def one_place_off(whole: Any, qkv: Any, positions: Any, *others: Any) -> Any:
+    return whole(qkv, positions + 1, *others)
 
 
 def not_kept(whole: Any, qkv: Any, positions: Any, keys: Any, values: Any, *others: Any) -> Any:
@@ -433,7 +430,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", ["qwen3", "a window", later("llama"), later("qwen2")])
-def test_decoding(family: str, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding(family: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tokens one by one through the kernels, and through the ops in float32."""
     from anydevice._llm import decoder
     from anydevice._llm import generate as generation
