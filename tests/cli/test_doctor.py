@@ -39,9 +39,6 @@ def test_a_healthy_machine(anydevice: Anydevice) -> None:
     assert "first call" in first
     assert "– cuda     not in this fake machine" in out
     assert out.endswith("\n1 of 1 computations were right.\n")
-
-
-def test_a_healthy_machine_as_json(anydevice: Anydevice) -> None:
     data = anydevice.json("doctor", "cpu", "--engine", "numpy", cuda=0)
     assert data["healthy"] is True
     assert [(c["device"], c["engine"], c["right"]) for c in data["checks"]] == [

@@ -120,6 +120,9 @@ def test_painting() -> None:
     assert Output(stream, colour=True).paint("here", "good") == "\x1b[32mhere\x1b[0m"
     assert Output(stream, colour=True).paint("", "good") == ""
     assert Output(stream).paint("here", "good") == "here"
+    output = Output(stream, colour=True, width=12)
+    output.say(f"{output.paint('one', 'bad')} {output.paint('two three', 'good')}")
+    assert stream.getvalue() == "\x1b[31mone\x1b[0m \x1b[32mtwo\n  three\x1b[0m\n"
 
 
 def test_json_is_ascii_and_an_empty_say_is_an_empty_line() -> None:
@@ -223,10 +226,3 @@ def test_it_prints_at_40_columns_and_fewer(command: str, monkeypatch: pytest.Mon
 )
 def test_where_a_line_is_broken(line: str, width: int | None, lines: list[str]) -> None:
     assert fitted(line, width) == lines
-
-
-def test_colours_take_no_room() -> None:
-    stream = io.StringIO()
-    output = Output(stream, colour=True, width=12)
-    output.say(f"{output.paint('one', 'bad')} {output.paint('two three', 'good')}")
-    assert stream.getvalue() == "\x1b[31mone\x1b[0m \x1b[32mtwo\n  three\x1b[0m\n"

@@ -70,11 +70,8 @@ def test_the_processor_keeps_no_margin() -> None:
             assert plan_inference(small, "cpu", context=128).fits is fits
 
 
-def test_what_is_free_counts_and_not_what_there_is() -> None:
+def test_the_free_memory_of_each_card_counts() -> None:
     assert not planned(memory=2 * TOTAL, free=TOTAL - 1).fits
-
-
-def test_the_card_with_the_most_room_is_taken() -> None:
     free = [room_for(TOTAL), 2 * TOTAL, room_for(TOTAL)]
     assert str(planned(None, cuda=3, memory=2 * TOTAL, free=free).device) == "cuda:1"
 

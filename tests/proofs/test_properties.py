@@ -252,13 +252,10 @@ def test_slopes_are_problems_of_their_own_in_real_arithmetic() -> None:
     assert is_bad(steepness.query, [0.0, 2.1, 0.0, 0.0])
 
 
-def test_a_straight_model_has_a_constant_slope() -> None:
+def test_slopes_of_straight_models_and_none_of_gelu() -> None:
     model = nn.build(nn.Dense(3, 5), nn.Dense(5, 2), device=CPU)
     found, _ = evaluate(derivative(lower(model).network, 1, 0), np.ones((2, 3)))
     assert np.allclose(found, numeric(model, np.ones((1, 3)))[0, 1])
-
-
-def test_no_derivative_of_gelu() -> None:
     model = nn.build(nn.Dense(3, 5), "gelu", device=CPU)
     with pytest.raises(UnsupportedError, match="gelu"):
         p.problems(p.lipschitz(1), lower(model).network, UNIT)

@@ -59,15 +59,12 @@ def test_a_usable_device_says_who_drives_it() -> None:
     assert ending == ["Chosen: cuda:0, because it is the first usable one in the order of backends"]
 
 
-def test_unified_memory_and_tiers_are_said() -> None:
+def test_unified_memory_tiers_and_architectures_are_said() -> None:
     with machine_of(metal=1, opencl=1, engines=["numpy"]) as report:
         shown = text(report)
     assert "16.0 GiB unified, 16.0 free" in line_of(shown, "✓ metal:0")
     assert line_of(shown, "✓ metal:0").endswith("   not tested on hardware")
     assert line_of(shown, "✓ opencl:0").endswith("   experimental")
-
-
-def test_an_architecture_and_a_cpu_behind_opencl_are_said() -> None:
     scans = (
         BackendScan(
             "rocm",
@@ -214,9 +211,6 @@ def test_a_notebook_shows_a_table_and_runs_nothing_from_a_name() -> None:
     assert rows["rocm"] == ["–", "rocm", "", "not in this machine: not in this fake machine"]
     assert rows["cpu"][0] == "✓"
     assert "recommended: cpu" in report._repr_html_()
-
-
-def test_a_backend_that_is_absent_without_a_reason_has_an_empty_cell() -> None:
     with machine_of(scans=[BackendScan("tpu", present=False)]) as report:
         rows = {row[1]: row for row in table_of(report).rows}
     assert rows["tpu"] == ["–", "tpu", "", ""]

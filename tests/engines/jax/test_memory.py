@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,30 +20,20 @@ from tests.comparing import COPIED, assert_same_values
 
 GIB = 2**30
 CARD = Device("cuda", 0)
+Counting = Callable[..., Engine]
 jax = pytest.importorskip("jax")
 engine = registry.load("jax")
 CPU = Device("cpu")
 
 
-class Counting:
-    """A device of JAX that counts what it holds."""
-
-    platform = "gpu"
-
-    def __init__(self, **counted: int) -> None:
-        self.counted = {"bytes_in_use": 3, **counted}
-
-    def memory_stats(self) -> dict[str, int]:
-        return self.counted
-
-
 @pytest.fixture
-def counting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
+def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
     from anydevice._engines.jax import memory as facet
 
     def engine_with(**counted: int) -> Engine:
-        engine = registry.load("jax")
-        monkeypatch.setattr(type(engine), "native", lambda self, device: Counting(**counted))
+        stats = {"bytes_in_use": 3, **counted}
+        card = SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
+        monkeypatch.setattr(type(engine), "native", lambda self, device: card)
         facet._preallocates.cache_clear()
         return engine
 
@@ -52,22 +43,18 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "preallocated"),
+    ("variable", "preallocated"),
     [
-        ("UNRELATED", "1", True),
-        ("XLA_PYTHON_CLIENT_PREALLOCATE", "true", True),
-        ("XLA_PYTHON_CLIENT_PREALLOCATE", "false", False),
-        ("XLA_PYTHON_CLIENT_ALLOCATOR", "platform", False),
+        ("UNRELATED=1", True),
+        ("XLA_PYTHON_CLIENT_PREALLOCATE=true", True),
+        ("XLA_PYTHON_CLIENT_PREALLOCATE=false", False),
+        ("XLA_PYTHON_CLIENT_ALLOCATOR=platform", False),
     ],
 )
 def test_what_jax_took_at_its_start_is_told_from_use(
-    counting: Callable[..., Engine],
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    value: str,
-    preallocated: bool,
+    counting: Counting, monkeypatch: pytest.MonkeyPatch, variable: str, preallocated: bool
 ) -> None:
-    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv(*variable.split("="))
     memory = counting(pool_bytes=8, peak_bytes_in_use=4, bytes_limit=9).memory
     assert memory.use(CARD) == MemoryUse(3, 8, peak=4, limit=9, preallocated=preallocated)
 
@@ -111,11 +98,8 @@ def test_errors_of_jax(message: str, out: bool) -> None:
     assert not memory.ran_out(RuntimeError(f"it said {message}"))
 
 
-def test_native_is_a_jax_device() -> None:
+def test_native_and_default_devices() -> None:
     assert engine.native(CPU) == jax.devices("cpu")[0]
-
-
-def test_the_scope_sets_jaxs_default_device() -> None:
     for device in engine.devices():
         with engine.default_scope(device):
             assert jax.numpy.zeros(1).devices() == {engine.native(device)}
@@ -161,13 +145,6 @@ def test_several_numbers_in_one_byte_have_no_address() -> None:
     assert engine.address(jax.numpy.zeros(4, "int4")) is None
 
 
-def test_random_keys_are_no_numbers() -> None:
-    key = jax.random.key(0)
-    for use in (engine.to_host, engine.dtype_of):
-        with pytest.raises(UnsupportedError, match="key<fry> is not a dtype"):
-            use(key)
-
-
 def test_float64_is_refused_while_x64_is_off() -> None:
     with pytest.raises(UnsupportedError) as caught:
         engine.place(np.zeros(2), CPU)
@@ -209,16 +186,17 @@ def test_integers_that_do_not_fit_are_refused(dtype: str, number: int, narrow: b
         engine.place(np.array([number], dtype), CPU, narrow=narrow)
 
 
-def test_numbers_that_would_become_infinite_are_refused() -> None:
+def test_what_jax_cannot_hold_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="too large for float32"):
         engine.place(np.array([1e300]), CPU, narrow=True)
     placed = engine.place(np.array([np.inf, 1e-300, np.nan]), CPU, narrow=True)
     assert_same_values(engine.to_host(placed), [np.inf, 0, np.nan], because=COPIED)
-
-
-def test_a_type_that_jax_lacks_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="JAX has no float6_e2m3fn; convert the array"):
         engine.place(np.zeros(2, as_dtype("float6_e2m3fn").numpy()), CPU)
+    key = jax.random.key(0)
+    for use in (engine.to_host, engine.dtype_of):
+        with pytest.raises(UnsupportedError, match="key<fry> is not a dtype"):
+            use(key)
 
 
 def test_waiting_covers_what_was_started() -> None:
@@ -230,13 +208,10 @@ def test_waiting_covers_what_was_started() -> None:
 
 
 def test_what_is_more_than_jax_may_ever_hold_is_refused_at_once() -> None:
-    class Card:
-        def memory_stats(self) -> dict[str, int]:
-            return {"bytes_limit": 2**31}
-
+    card = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 2**31})
     refuse = load("anydevice._engines.jax.arrays:_refuse_impossible")
-    refuse(2**31, Card())
+    refuse(2**31, card)
     with pytest.raises(MemoryError, match=f"tried to allocate {2**31 + 1} bytes") as refused:
-        refuse(2**31 + 1, Card())
+        refuse(2**31 + 1, card)
     assert engine.memory.ran_out(refused.value)
     assert engine.memory.asked(refused.value) == 2**31 + 1

@@ -130,18 +130,27 @@ def test_errors_of_mlx(error: Exception, out: bool, asked: int | None) -> None:
     assert (memory.ran_out(error), memory.asked(error)) == (out, asked)
 
 
-def test_native_is_an_mlx_device() -> None:
+def test_native_and_default_devices() -> None:
     assert engine.native(CPU) == mx.Device(mx.cpu, 0)
+    before = mx.default_device()
+    seen = []
+
+    def fail_inside() -> None:
+        with engine.default_scope(CPU):
+            seen.append(mx.default_device())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_inside()
+    assert seen == [mx.Device(mx.cpu, 0)]
+    assert mx.default_device() == before
 
 
-def test_float64_is_kept_on_the_cpu() -> None:
+def test_float64_is_kept_and_complex128_refused() -> None:
     x = np.array([1 + 1e-12])
     placed = engine.place(x, CPU)
     assert placed.dtype == mx.float64
     assert_same_values(engine.to_host(placed), x, because=COPIED)
-
-
-def test_complex128_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"MLX has no complex128, so .* narrow=True"):
         engine.place(np.zeros(2, np.complex128), CPU)
     with pytest.raises(UnsupportedError, match="MLX has no complex128; use complex64"):
@@ -160,18 +169,3 @@ def test_what_is_finished_is_computed() -> None:
     later = [mx.ones(4) * number for number in range(3)]
     engine.finish(later)
     assert [np.asarray(x).tolist() for x in later] == [[n] * 4 for n in (0.0, 1.0, 2.0)]
-
-
-def test_the_default_device_is_set_in_the_scope_and_restored_after_an_error() -> None:
-    before = mx.default_device()
-    seen = []
-
-    def fail_inside() -> None:
-        with engine.default_scope(CPU):
-            seen.append(mx.default_device())
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail_inside()
-    assert seen == [mx.Device(mx.cpu, 0)]
-    assert mx.default_device() == before

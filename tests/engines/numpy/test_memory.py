@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ engine = registry.load("numpy")
 
 
 def test_numpy_says_what_was_to_be_made() -> None:
-    memory = registry.load("numpy").memory
+    memory = engine.memory
     with pytest.raises(MemoryError) as caught:
         np.empty((2**40, 2**10), np.float64)
     assert memory.ran_out(caught.value)
@@ -55,22 +56,19 @@ def test_a_view_that_runs_backwards_begins_at_its_end() -> None:
     assert (back.offset, back.strides) == (20, (-4,))
 
 
-class Lender:
+def lender(array: np.ndarray) -> SimpleNamespace:
     """Memory that is described, but is no buffer of Python's."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-        self.__array_interface__ = array.__array_interface__
+    return SimpleNamespace(array=array, __array_interface__=array.__array_interface__)
 
 
 def test_of_memory_that_another_object_lends_the_outermost_array_is_known() -> None:
     numbers = np.arange(12, dtype=np.int32).reshape(3, 4)
-    lent = np.asarray(Lender(numbers[:, ::-2]))
+    lent = np.asarray(lender(numbers[:, ::-2]))
     found = storage(lent[1:])
     assert found.address == numbers.ctypes.data + 4
     assert found.size == 44
     assert found.offset == 24
-    assert engine.storage(np.asarray(Lender(numbers[:0, ::-2]))) is None
+    assert engine.storage(np.asarray(lender(numbers[:0, ::-2]))) is None
 
 
 def test_the_other_byte_order_has_no_address() -> None:

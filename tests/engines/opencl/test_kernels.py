@@ -114,11 +114,16 @@ def test_rows_with_what_is_not_finite(put: Put, get: Any, assumed: None) -> None
     np.testing.assert_allclose(get(KERNELS["softmax"](put(large), -1)), 1 / 8, rtol=allowed)
 
 
-def test_rows_that_other_kernels_must_do(put: Put) -> None:
+def test_what_other_kernels_must_do(put: Put) -> None:
     x = put(numbers((3, 4), "float32"))
     assert KERNELS["softmax"](x, 0) is NotImplemented
     assert KERNELS["softmax"](put(np.ones((3, 4), np.int32)), 1) is NotImplemented
     assert KERNELS["rmsnorm"](x, put(numbers((4,), "bfloat16")), 1e-6) is NotImplemented
+    q = put(numbers((1, 1, 2, 8), "float32"))
+    other, large = put(numbers((1, 1, 2, 8), "bfloat16")), put(numbers((1, 1, 1, 513), "float32"))
+    rest = (False, None, None, None, None)
+    assert KERNELS["attention"](q, q, other, *rest) is NotImplemented
+    assert KERNELS["attention"](large, large, large, *rest) is NotImplemented
 
 
 @pytest.mark.parametrize("dtype", ERRORS)
@@ -236,14 +241,6 @@ def test_attention_to_nothing_and_of_nothing(put: Put, get: Any) -> None:
     rest = (False, None, None, None, None)
     assert get(KERNELS["attention"](q, none, none, *rest)).tolist() == [[[[0] * 8] * 2]]
     assert get(KERNELS["attention"](none, q, q, *rest)).shape == (1, 1, 0, 8)
-
-
-def test_attention_that_other_kernels_must_do(put: Put) -> None:
-    q = put(numbers((1, 1, 2, 8), "float32"))
-    other, large = put(numbers((1, 1, 2, 8), "bfloat16")), put(numbers((1, 1, 1, 513), "float32"))
-    rest = (False, None, None, None, None)
-    assert KERNELS["attention"](q, q, other, *rest) is NotImplemented
-    assert KERNELS["attention"](large, large, large, *rest) is NotImplemented
 
 
 def test_large_tiles(put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch) -> None:

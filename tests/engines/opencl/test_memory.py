@@ -47,7 +47,7 @@ def here(engine: Engine) -> Iterator[Device]:
     engine.memory.set_limit(device, None)
 
 
-def test_everything_on_opencl_is_counted(engine: Engine, here: Device) -> None:
+def test_everything_on_opencl_is_counted_but_small_tables(engine: Engine, here: Device) -> None:
     before = use_of(engine, here).in_use
     made: list[Any] = [engine.place(np.ones((512, 512), np.float32), here)]
     for grow in (
@@ -64,11 +64,7 @@ def test_everything_on_opencl_is_counted(engine: Engine, here: Device) -> None:
     made.clear()
     engine.synchronize(here)
     assert use_of(engine, here).in_use == before
-
-
-def test_a_small_table_is_made_at_once_and_not_counted(engine: Engine, here: Device) -> None:
     x = engine.place(np.ones(4, np.float32), here)
-    before = use_of(engine, here).in_use
     small = engine.ops.asarray(np.arange(4, dtype=np.float32), x)
     assert_same_values(engine.to_host(small), np.arange(4), because=COPIED)
     assert use_of(engine, here).in_use == before
