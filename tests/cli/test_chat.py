@@ -28,7 +28,6 @@ from tests.machines import machine_of
 
 Chatting = Callable[..., Terminal]
 GgufFile = Callable[..., Path]
-
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}. {% endfor %}"
 HERE = ("--device", "cpu", "--engine", "numpy")
 SMOLLM2 = ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -125,16 +124,13 @@ def test_plan_and_chat_of_a_gguf_file(anydevice: Anydevice, gguf_file: GgufFile)
             assert (plan["context"], plan["dtype"]) == (8192, "float32")
 
 
-def test_a_folder_or_repository_of_one_gguf_file_is_that_file(
-    anydevice: Anydevice, gguf_file: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_gguf_file(anydevice: Anydevice, gguf_file: GgufFile, tmp_path: Path) -> None:
+    """A folder or a repository of one GGUF file is that file."""
     file = gguf_file()
-    repository = tmp_path / "models--org--tiny-GGUF"
-    commit = repository / "snapshots" / "0123"
+    commit = tmp_path / "hub" / "models--org--tiny-GGUF" / "snapshots" / "0123"
     commit.mkdir(parents=True)
     for each in file.parent.iterdir():
         (commit / each.name).symlink_to(each)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     words = ("--prompt", "Hi", "--max-tokens", "4", "--temperature", "0", "--json")
     wanted = json.loads(anydevice("chat", str(file), *HERE, *words)[1])
     weights = plan_inference(file, "cpu").estimate.weights
@@ -233,14 +229,8 @@ def test_as_json(anydevice: Anydevice, talker: Path, model: Any) -> None:
     ],
 )
 def test_bad_input_ends_with_2(
-    anydevice: Anydevice,
-    stories: Path,
-    words: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    anydevice: Anydevice, stories: Path, words: list[str], message: str
 ) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     words = [str(stories) if word == "MODEL" else word for word in words]
     assert message in anydevice.refusal("chat", *words, cuda=0)
     assert message in anydevice.json("chat", *words, cuda=0, code=2)["error"]
@@ -273,13 +263,10 @@ def test_no_prompt(anydevice: Anydevice, stories: Path, monkeypatch: pytest.Monk
     assert anydevice("chat", str(stories))[0] == 2
 
 
-def test_a_name_of_the_hugging_face_cache(
-    anydevice: Anydevice, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snapshots = tmp_path / "models--karpathy--stories260K" / "snapshots"
+def test_a_hub_name(anydevice: Anydevice, stories: Path, tmp_path: Path) -> None:
+    snapshots = tmp_path / "hub" / "models--karpathy--stories260K" / "snapshots"
     snapshots.mkdir(parents=True)
     (snapshots / "0123").symlink_to(stories)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     words = ("--prompt", "Once", "--max-tokens", "2")
     code, out, _ = anydevice("chat", "karpathy/stories260K", *HERE, *words)
     assert (code, out.strip() != "") == (0, True)

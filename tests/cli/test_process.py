@@ -19,7 +19,6 @@ from tests.cli.test_plan import SMALL
 from tests.plan.configs import LLAMA_405B
 
 COMMAND = [sys.executable, "-m", "anydevice"]
-
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are for POSIX")
 
 

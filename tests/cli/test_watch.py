@@ -36,14 +36,6 @@ GIB = 2**30
 OnScreen = tuple[Output, int, int]
 GIVEN_BACK = "\x1b[?25h\x1b[?1049l"
 
-CARD = DeviceUsage(
-    "cuda:0",
-    "NVIDIA H200",
-    total=141 * GIB,
-    usable=140 * GIB,
-    readings=Readings(load=0.78, free_memory=70 * GIB),
-    processes=(DeviceProcess(48211, "python train.py", 63 * GIB, 0.77),),
-)
 H200 = DeviceUsage(
     "cuda:0",
     "NVIDIA H200",
@@ -88,7 +80,7 @@ class Looks:
     def __call__(self, cards: object) -> list[DeviceUsage]:
         self.count += 1
         self.at.get(f"look{self.count}", lambda: None)()
-        return [CARD]
+        return [H200]
 
 
 def interrupt() -> None:
@@ -101,12 +93,12 @@ def test_lines_in_this_process(anydevice: Anydevice, monkeypatch: pytest.MonkeyP
     before = signal.getsignal(signal.SIGINT)
     code, out, err = anydevice("watch", "--interval", "0.05", "--device", "cpu")
     assert (code, err, looks.count) == (0, "", 3)
-    assert [text[21:] for text in out.splitlines()] == [line(CARD)] * 3
+    assert [text[21:] for text in out.splitlines()] == [line(H200)] * 3
     assert signal.getsignal(signal.SIGINT) is before
     looks = Looks(look2=interrupt)
     monkeypatch.setattr(watch, "_usages", looks)
     out = anydevice.text("watch", "--json", "--interval", "0.05", "--device", "cpu")
-    assert [json.loads(text)["devices"][0] for text in out.splitlines()] == [CARD.to_dict()] * 2
+    assert [json.loads(text)["devices"][0] for text in out.splitlines()] == [H200.to_dict()] * 2
 
 
 @pytest.fixture
@@ -436,7 +428,7 @@ class LiveView(Terminal):
 
     def ended(self) -> int:
         """Its exit code, after it has given the screen back."""
-        self.until(re.escape("\x1b[?25h\x1b[?1049l"))
+        self.until(re.escape(GIVEN_BACK))
         code = self.process.wait(PATIENCE)
         assert termios.tcgetattr(self.secondary) == self.settings
         return code

@@ -24,7 +24,6 @@ from .test_ops import CASES
 
 ONE_DEVICE = True  # see conftest.py
 PAGE = Path(__file__).parents[2] / "docs" / "computing.md"
-
 ELSEWHERE = {case[0] for case in CASES.values()} | {*vars(PrimitivesOf)} - {"full", "arange"}
 """The ops of `test_ops.py` and `test_primitives.py`; two more take more here than as primitives."""
 

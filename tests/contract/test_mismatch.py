@@ -21,7 +21,6 @@ BIAS = np.ones(2, np.float32)
 IDS = np.zeros(2, np.int32)
 HEADS = np.ones((1, 1, 2, 4), np.float32)
 IMAGE = np.ones((1, 2, 4, 4), np.float32)
-
 Place = Callable[[Any], Any]
 Pair = tuple[Place, Place]
 CALLS: dict[str, tuple[tuple[str, str], Callable[[Place, Place], Any]]] = {

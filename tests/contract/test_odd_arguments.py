@@ -109,7 +109,6 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
-
 Odd = list[tuple[dict[str, Any], str]]
 ATTENTION: Odd = [
     ({"causal": np.ones((), bool)}, "causal must be True or False, not a"),

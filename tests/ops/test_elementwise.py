@@ -14,7 +14,6 @@ from tests.comparing import EXACT, assert_same_values
 from tests.refusals import refuses
 
 Array = np.ndarray[Any, Any]
-
 TWO = ["add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "equal", "less"]
 TWO += ["less_equal"]
 FLOATING_ONLY = ["exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "erf", "isnan"]

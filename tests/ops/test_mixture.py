@@ -17,8 +17,6 @@ from anydevice.errors import ConfigurationError
 from tests.comparing import assert_same_values
 
 Array = np.ndarray[Any, Any]
-
-
 ACTIVATIONS = ("swiglu", "geglu", "geglu_tanh", "clipped_swiglu")
 
 

@@ -20,7 +20,6 @@ from tests.plan.test_families import allocated
 
 SOAK = pytest.mark.soak
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
-
 BERT = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12}
 BERT |= {"num_attention_heads": 12, "max_position_embeddings": 512, "vocab_size": 30522}
 BERT |= {"model_type": "bert", "type_vocab_size": 2, "position_embedding_type": "absolute"}

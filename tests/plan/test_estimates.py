@@ -33,7 +33,6 @@ LLAMA: dict[str, Any] = {
     "torch_dtype": "float16",
 }
 
-
 MIXTURE = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2}
 
 

@@ -20,7 +20,6 @@ from tests.comparing import assert_close
 
 CPU = anydevice.device("cpu", engine="numpy")
 ROUNDING = 1e-12
-
 Built = tuple[tuple[Any, ...], tuple[int, ...]]
 
 MODELS: dict[str, Built] = {

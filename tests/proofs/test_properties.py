@@ -187,12 +187,7 @@ def test_a_python_function_cannot_be_saved() -> None:
 @pytest.mark.parametrize(
     "described",
     [
-        None,
-        {},
-        [],
-        3,
-        {"kind": "Nothing"},
-        {"kind": "Within"},
+        *(None, {}, [], 3, {"kind": "Nothing"}, {"kind": "Within"}),
         {"kind": "Within", "low": "a"},
         {"kind": "AllOf", "parts": [1]},
         {"kind": "AllOf", "parts": []},
@@ -218,15 +213,8 @@ def numeric(model: nn.Model, x: Any, step: float = 1e-6) -> Any:
 
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "tanh", "sigmoid", "silu", "softmax"])
 def test_derivative_networks(activation: str) -> None:
-    model = nn.build(
-        nn.Dense(3, 5),
-        nn.BatchNorm(5),
-        activation,
-        nn.Dense(5, 4),
-        activation,
-        nn.Dense(4, 2),
-        device=CPU,
-    )
+    first = (nn.Dense(3, 5), nn.BatchNorm(5), activation)
+    model = nn.build(*first, nn.Dense(5, 4), activation, nn.Dense(4, 2), device=CPU)
     network = lower(model).network
     generator = np.random.default_rng(0)
     for _ in range(5):

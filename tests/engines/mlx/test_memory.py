@@ -17,8 +17,6 @@ from anydevice.errors import UnsupportedError
 from tests.comparing import COPIED, assert_same_values
 
 MIB = 2**20
-
-
 CPU_OF_UNKNOWN_SIZE = BackendScan("cpu", True, (RawDevice(0, "cpu", Facts("a processor")),))
 mx = pytest.importorskip("mlx.core")
 engine = registry.load("mlx")

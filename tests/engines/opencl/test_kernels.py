@@ -76,18 +76,12 @@ def test_rows(put: Put, get: Any, assumed: None, shape: Any, dtype: str) -> None
     weight, bias = numbers(shape[-1:], dtype, 1), numbers(shape[-1:], dtype, 2)
     placed = put(x)
     check(get(KERNELS["softmax"](placed, -1)), expected("softmax", x, -1), dtype)
-    check(
-        get(KERNELS["rmsnorm"](placed, put(weight), 1e-6)),
-        expected("rmsnorm", x, weight, 1e-6),
-        dtype,
-    )
+    normed = get(KERNELS["rmsnorm"](placed, put(weight), 1e-6))
+    check(normed, expected("rmsnorm", x, weight, 1e-6), dtype)
     for one, two in ((weight, bias), (None, bias), (weight, None), (None, None)):
         given = [None if each is None else put(each) for each in (one, two)]
-        check(
-            get(KERNELS["layernorm"](placed, *given, 1e-5)),
-            expected("layernorm", x, one, two, 1e-5),
-            dtype,
-        )
+        normed = get(KERNELS["layernorm"](placed, *given, 1e-5))
+        check(normed, expected("layernorm", x, one, two, 1e-5), dtype)
         if dtype != "float32":
             break
 

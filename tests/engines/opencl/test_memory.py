@@ -25,8 +25,6 @@ from anydevice._engines.opencl import buffers
 
 FLOAT32 = as_dtype("float32")
 MIB = 2**20
-
-
 UINT8 = as_dtype("uint8")
 HERE = Device("opencl")
 

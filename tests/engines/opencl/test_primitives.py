@@ -320,7 +320,6 @@ def test_nothing_is_reduced(put: Put, get: Any) -> None:
         ("gpu", "float32"),
     ],
     indirect=["assumed"],
-    ids=["cpu", "groups of 1", "groups of 16", "gpu"],
 )
 def test_where_the_largest_are(put: Put, get: Any, assumed: None, dtype: str) -> None:
     x = numbers((4, 37, 3), dtype).round()

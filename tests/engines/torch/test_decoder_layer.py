@@ -28,7 +28,6 @@ from anydevice._machine.engines import registry
 
 torch = pytest.importorskip("torch")
 fused = pytest.importorskip("anydevice._engines.torch.triton.fused")
-
 Make = Callable[..., Any]
 TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -19,7 +19,6 @@ from anydevice.errors import UnsupportedError
 from tests.comparing import COPIED, assert_same_values
 
 torch = pytest.importorskip("torch")
-
 GIB = 2**30
 CARD = Device("cuda", 0)
 engine = registry.load("torch")

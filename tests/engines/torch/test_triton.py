@@ -23,7 +23,6 @@ from anydevice._engines import trust
 
 torch = pytest.importorskip("torch")
 fused = pytest.importorskip("anydevice._engines.torch.triton.fused")
-
 Make = Callable[..., Any]
 TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -35,7 +34,6 @@ NAMES = ("float32", "float16", "bfloat16")
 CLOSE = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}
 HALF = ("float16", "bfloat16") if GPU else ("float16",)
 """The interpreter multiplies matrices of bfloat16 as if their bits were integers."""
-
 
 OTHER = Path(__file__).with_name("test_decoder_layer.py")
 SHORT = "test_decoder_layer and not at_length or test_triton and not bfloat16 and not float32"
