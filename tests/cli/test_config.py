@@ -16,12 +16,8 @@ from anydevice.cli.printing import Output
 from tests.cli.conftest import Anydevice
 from tests.machines import BROKEN_CPU, machine_of
 
-NO_DRIVER = BackendScan(
-    "rocm",
-    True,
-    stage="driver",
-    reason=Reason("driver_failed", "no driver", "sudo modprobe amdgpu"),
-)
+REASON = Reason("driver_failed", "no driver", "sudo modprobe amdgpu")
+NO_DRIVER = BackendScan("rocm", True, stage="driver", reason=REASON)
 
 
 def rows(text: str) -> dict[str, list[str]]:

@@ -101,13 +101,8 @@ IMAGE, FILTERS = numbers(1, 2, 4, 4), numbers(3, 2, 3, 3)
 TURNED, PLACES = numbers(1, 1, 2, 4), np.arange(2, dtype=np.int32)
 ONE = [np.ones(2, np.float32)]
 LINEAR = {"rope_type": "linear", "factor": 2.0}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8192}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
 Odd = list[tuple[dict[str, Any], str]]
 ATTENTION: Odd = [

@@ -15,14 +15,8 @@ from anydevice import estimate_inference
 from anydevice._plan.families import ARCHITECTURES
 from anydevice._plan.model import shape_of
 
-SMALL = {
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 211,
-    "pad_token_id": 0,
-}
+SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+SMALL |= {"num_key_value_heads": 2, "vocab_size": 211, "pad_token_id": 0}
 LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
 LATENT |= {"v_head_dim": 8, "n_routed_experts": 8, "moe_intermediate_size": 24}
 LATENT |= {"num_key_value_heads": 4, "first_k_dense_replace": 1, "num_experts_per_tok": 2}

@@ -80,12 +80,8 @@ def test_bounds_over_boxes_contain_the_values_at_their_points(inputs: int) -> No
 def test_substitution_is_tighter_than_what_is_carried_forward() -> None:
     net = networks.network(5, 16, 16, 16, 3)
     x = points(net, 8)
-    loose, tight = (
-        LinearBounds(
-            prepare(net, "real", numpy_machine()), *outward(x - 0.1, x + 0.1, "float64"), each
-        ).layers[3]
-        for each in (False, True)
-    )
+    prepared, box = prepare(net, "real", numpy_machine()), outward(x - 0.1, x + 0.1, "float64")
+    loose, tight = (LinearBounds(prepared, *box, each).layers[3] for each in (False, True))
     widths = [float((layer.high - layer.low).mean()) for layer in (loose, tight)]
     assert widths[1] < 0.97 * widths[0]
 

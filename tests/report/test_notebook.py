@@ -42,16 +42,8 @@ def report(**changes: Any) -> CompileReport:
     policy = Policy("float32", "float32", "float32", "float32")
     made = (Made("(2, 3)", "compiled", 1.5),)
     given = {"model": "a Chain", "notes": (), **changes}
-    return CompileReport(
-        device=Device("cpu"),
-        engine="jax",
-        optimize="default",
-        policy=policy,
-        how="jax.jit",
-        kept_in=None,
-        made=made,
-        **given,
-    )
+    given |= {"device": Device("cpu"), "engine": "jax", "optimize": "default", "how": "jax.jit"}
+    return CompileReport(policy=policy, kept_in=None, made=made, **given)
 
 
 TIMINGS = Timings(
@@ -154,16 +146,8 @@ def test_a_training_shows_its_history_and_where_it_ran() -> None:
     x = np.ones((8, 2), "float32")
     here = anydevice.device("cpu", engine="jax")
     model = nn.build(nn.Dense(2, 1), device="cpu")
-    run = nn.train(
-        model,
-        [(x, x[:, :1])],
-        nn.SGD(0.1),
-        "mean_squared_error",
-        epochs=2,
-        device=here,
-        progress=False,
-        optimize="none",
-    )
+    how: Any = {"epochs": 2, "device": here, "progress": False, "optimize": "none"}
+    run = nn.train(model, [(x, x[:, :1])], nn.SGD(0.1), "mean_squared_error", **how)
     page = shown(run)
     assert page.tags.count("svg") == 1
     assert ["device", "cpu, jax"] in page.rows
@@ -196,13 +180,8 @@ def test_verdicts_are_counted_by_engine_and_failures_are_named() -> None:
 
 @pytest.mark.needs("torch")
 def test_a_plan_shows_its_placements_and_what_would_fit() -> None:
-    numbers = {
-        "layers": 32,
-        "hidden": 4096,
-        "intermediate": 14336,
-        "heads": 32,
-        "vocabulary": 32000,
-    }
+    numbers = {"layers": 32, "hidden": 4096, "intermediate": 14336, "heads": 32}
+    numbers |= {"vocabulary": 32000}
     with testing.fake_machine(cuda=1, memory="24GiB", engines=["torch"]):
         page = shown(anydevice.plan_inference(devices="cuda", context=2048, **numbers))
         assert "✓ fits on cuda:0" in page.text
