@@ -165,6 +165,7 @@ def short_paths(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tiny = ceilings.WorkloadSizes((2**16,), 2**16, (16,))
     monkeypatch.setattr(ceilings, "SIZES", dict.fromkeys(ceilings.SIZES, tiny))
     monkeypatch.setenv("ANYDEVICE_HOME", "home")
+    monkeypatch.setenv("HF_HUB_CACHE", "hub")
     with TemporaryDirectory() as folder:
         monkeypatch.chdir(folder)
         yield

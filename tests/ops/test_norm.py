@@ -24,7 +24,7 @@ def close(result: Array, exact: Array, dtype: Any) -> None:
     np.testing.assert_allclose(result.astype(np.float64), exact, rtol=6 * eps, atol=6 * eps)
 
 
-def test_softmax_at_the_edges() -> None:
+def test_softmax_and_norms_at_the_edges() -> None:
     assert ops.softmax(np.array([[1e30, -1e30, 0.0]])).tolist() == [[1, 0, 0]]
     assert ops.log_softmax(np.array([[1e30, 0.0]])).tolist() == [[0, -1e30]]
     assert ops.softmax(np.array([[-math.inf, 0.0]])).tolist() == [[0, 1]]
@@ -34,15 +34,6 @@ def test_softmax_at_the_edges() -> None:
     for op in (ops.softmax, ops.log_softmax):
         assert op(np.ones((0, 3))).shape == (0, 3)
         assert op(np.ones((3, 0))).shape == (3, 0)
-
-
-def test_weights_may_be_wider_than_what_they_scale() -> None:
-    x, weight = X.astype(ml_dtypes.bfloat16), np.full(7, 1.001, np.float32)
-    exact = call("rmsnorm", x.astype(np.float64), weight.astype(np.float64))
-    close(ops.rmsnorm(x, weight), exact, ml_dtypes.bfloat16)
-
-
-def test_norms_at_the_edges() -> None:
     one = np.ones(3, np.float32)
     assert ops.rmsnorm(np.zeros((2, 3), np.float32), one).tolist() == [[0, 0, 0]] * 2
     assert ops.rmsnorm(np.ones((0, 3), np.float32), one).shape == (0, 3)
@@ -50,6 +41,12 @@ def test_norms_at_the_edges() -> None:
     assert ops.layernorm(np.full((1, 3), 1e6, np.float32), one, one).tolist() == [[1, 1, 1]]
     assert np.isnan(ops.rmsnorm(np.array([math.nan, 1, 1], np.float32), one)).all()
     assert ops.layernorm(np.ones((2, 0)), np.ones(0), None).shape == (2, 0)
+
+
+def test_weights_may_be_wider_than_what_they_scale() -> None:
+    x, weight = X.astype(ml_dtypes.bfloat16), np.full(7, 1.001, np.float32)
+    exact = call("rmsnorm", x.astype(np.float64), weight.astype(np.float64))
+    close(ops.rmsnorm(x, weight), exact, ml_dtypes.bfloat16)
 
 
 def test_what_does_not_fit_is_named() -> None:

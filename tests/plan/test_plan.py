@@ -184,13 +184,6 @@ def test_a_smaller_cache_is_offered_where_that_is_enough() -> None:
         assert plan_inference(LLAMA_8B, "cuda", kv_dtype="float8_e4m3fn", **asked).fits
 
 
-def test_what_is_quantized_already_is_not_offered_quantized() -> None:
-    bits = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
-    total = estimate_inference({**LLAMA_8B, **bits}, **ASKED).total
-    plan = planned(model={**LLAMA_8B, **bits}, memory=int(0.95 * total))
-    assert [each.change for each in plan.alternatives] == ["context", "batch", "kv_dtype"]
-
-
 def test_what_is_small_already_is_offered_only_smaller() -> None:
     asked = {**ASKED, "dtype": "float8_e4m3fn", "kv_dtype": "float8_e4m3fn"}
     total = estimate_inference(LLAMA_8B, **asked).total
@@ -198,6 +191,10 @@ def test_what_is_small_already_is_offered_only_smaller() -> None:
     found = {each.change: each.value for each in plan.alternatives}
     assert found.pop("quantization") == "int4"
     assert set(found) == {"context", "batch"}
+    bits = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
+    total = estimate_inference({**LLAMA_8B, **bits}, **ASKED).total
+    plan = planned(model={**LLAMA_8B, **bits}, memory=int(0.95 * total))
+    assert [each.change for each in plan.alternatives] == ["context", "batch", "kv_dtype"]
 
 
 def test_where_nothing_helps_the_bars_show_how_far_it_goes() -> None:

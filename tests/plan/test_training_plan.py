@@ -172,17 +172,13 @@ def count() -> int:
     return int(estimated(optimizer="sgd").gradients) // 4
 
 
-def test_the_parts_of_each_optimizer() -> None:
+def test_the_parts_of_each_optimizer_and_precision() -> None:
     number = count()
     states = {"sgd": 0, "sgd_momentum": 4, "adam": 8, "adamw": 8}
     for optimizer, width in states.items():
         assert estimated(optimizer=optimizer).optimizer == width * number
     eighths = estimated(optimizer="adamw8bit").optimizer
     assert 2 * number < eighths < 2.1 * number
-
-
-def test_ways_of_precision() -> None:
-    number = count()
     plain, mixed = estimated(), estimated(mixed=True)
     assert plain.gradients == mixed.gradients == 4 * number
     narrow = estimated(dtype="bfloat16")

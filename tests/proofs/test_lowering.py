@@ -202,7 +202,7 @@ def test_activations_are_part_of_the_node_before_them() -> None:
     assert [node.function for node in residual.nodes[:3]] == ["", "relu", ""]
 
 
-def test_a_clip_stays_in_its_range_by_intervals_alone() -> None:
+def test_clips_and_abs() -> None:
     graph = Builder(3)
     network = graph.network(graph.clip(np.arange(3), -0.25, 1.5))
     x = np.linspace(-3, 3, 30).reshape(10, 3)
@@ -216,10 +216,6 @@ def test_a_clip_stays_in_its_range_by_intervals_alone() -> None:
             low, high = np.maximum(low, 0), np.maximum(high, 0)
     assert (low >= -0.25).all()
     assert (high <= 1.5).all()
-
-
-def test_abs_and_one_sided_clips() -> None:
-    x = np.linspace(-3, 3, 30).reshape(10, 3)
     for name, options, expected in (
         ("absolute", (), np.abs(x)),
         ("clip", (0.5, None), np.maximum(x, 0.5)),

@@ -156,14 +156,11 @@ def test_float64_is_kept_and_complex128_refused() -> None:
     assert engine.place(np.ones(2, np.complex128), CPU, narrow=True).dtype == mx.complex64
 
 
-def test_nothing_is_taken_over_but_what_it_holds_is_lent() -> None:
+def test_what_it_holds_is_finished_and_lent_but_nothing_taken_over() -> None:
     with pytest.raises(UnsupportedError, match="MLX takes over no array without a copy"):
         engine.adopt(np.ones(3, np.float32))
     lent = np.from_dlpack(engine.export(mx.array([1.0]) + 1))
     assert_same_values(lent, [2], because=COPIED)
-
-
-def test_what_is_finished_is_computed() -> None:
     later = [mx.ones(4) * number for number in range(3)]
     engine.finish(later)
     assert [np.asarray(x).tolist() for x in later] == [[n] * 4 for n in (0.0, 1.0, 2.0)]

@@ -49,11 +49,13 @@ def test_arrays_over_one_buffer_share_it(make) -> None:
     assert (storage(head).size, storage(tail).offset) == (64, 32)
 
 
-def test_a_view_that_runs_backwards_begins_at_its_end() -> None:
+def test_views_backwards_and_other_byte_orders() -> None:
     whole = np.arange(6, dtype=np.int32)
     back = storage(whole[::-1])
     assert back.allocation == storage(whole).allocation
     assert (back.offset, back.strides) == (20, (-4,))
+    assert engine.address(np.zeros(3, ">f4")) is None
+    assert engine.address(np.zeros(3, "<f4")) is not None
 
 
 def lender(array: np.ndarray) -> SimpleNamespace:
@@ -69,11 +71,6 @@ def test_of_memory_that_another_object_lends_the_outermost_array_is_known() -> N
     assert found.size == 44
     assert found.offset == 24
     assert engine.storage(np.asarray(lender(numbers[:0, ::-2]))) is None
-
-
-def test_the_other_byte_order_has_no_address() -> None:
-    assert engine.address(np.zeros(3, ">f4")) is None
-    assert engine.address(np.zeros(3, "<f4")) is not None
 
 
 def test_an_array_elsewhere_cannot_be_taken_over() -> None:

@@ -63,6 +63,7 @@ def test_everything_on_opencl_is_counted_but_small_tables(engine: Engine, here: 
     engine.synchronize(here)
     assert use_of(engine, here).in_use == before
     x = engine.place(np.ones(4, np.float32), here)
+    before = use_of(engine, here).in_use
     small = engine.ops.asarray(np.arange(4, dtype=np.float32), x)
     assert_same_values(engine.to_host(small), np.arange(4), because=COPIED)
     assert use_of(engine, here).in_use == before
