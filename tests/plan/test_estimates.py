@@ -291,6 +291,9 @@ def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
         for path in (file, tmp_path):
             with pytest.raises(ConfigurationError, match=said):
                 estimate_inference(path, context=8)
+
+
+def test_configs_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no file"):
         read_config(tmp_path)
     loop = tmp_path / "loop.json"
