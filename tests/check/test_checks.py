@@ -40,10 +40,13 @@ def test_the_gradients_of_torch_are_right() -> None:
     assert sum(cell.of == "gradient" for cell in verdicts) > 80
 
 
-def test_the_differences_are_those_of_calculus() -> None:
+def test_gradients_are_differences_by_floating_arrays() -> None:
     slope = trials.prepare_gradient(TABLE["tanh"], "float64")
     x = slope.call.arguments[0]
     np.testing.assert_allclose(slope.wants[0], slope.weights / np.cosh(x) ** 2, atol=1e-9)
+    slope = trials.prepare_gradient(TABLE["embedding"], "float32")
+    assert len(slope.wants) == 1
+    assert len(trials.prepare_gradient(TABLE["concat"], "float32").wants) == 2
 
 
 def test_a_forgotten_gradient_is_caught(replace: Replace) -> None:
@@ -74,12 +77,6 @@ def test_a_gradient_with_a_wrong_factor_is_caught(replace: Replace) -> None:
     assert cell.state == "wrong"
     assert cell.case == trials.GRADIENT_CASE
     assert cell.largest_error is not None
-
-
-def test_integers_have_no_gradient() -> None:
-    slope = trials.prepare_gradient(TABLE["embedding"], "float32")
-    assert len(slope.wants) == 1
-    assert len(trials.prepare_gradient(TABLE["concat"], "float32").wants) == 2
 
 
 def test_an_engine_without_gradients_is_unsupported() -> None:

@@ -16,11 +16,9 @@ BFLOAT16 = ml_dtypes.bfloat16
 INF, NAN = np.inf, np.nan
 
 
-def judged(
-    got: Any, want: Any, dtype: str = "float32", budget: Any = 0.0, *more: Any
-) -> Difference | None:
+def judged(got: Any, want: Any, dtype: str = "float32", budget: Any = 0.0, *rest: Any) -> Any:
     kind = BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
-    wants = [np.asarray(each, np.float64) for each in (want, *more)]
+    wants = [np.asarray(each, np.float64) for each in (want, *rest)]
     return compare(np.asarray(got).astype(kind), wants, budget, dtype, dtype)
 
 

@@ -145,12 +145,8 @@ def test_frequencies_are_those_of_transformers(scaling: Any) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     parameters = {"rope_type": "default", **(scaling or {}), "rope_theta": 5e5}
-    config = LlamaConfig(
-        hidden_size=256,
-        num_attention_heads=4,
-        rope_parameters=parameters,
-        max_position_embeddings=32768,
-    )
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 32768}
+    config = LlamaConfig(**sizes, rope_parameters=parameters)
     for length in (8, 100_000):
         ours, factor = frequencies(64, 5e5, scaling, length)
         if scaling is None:

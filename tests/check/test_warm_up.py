@@ -79,9 +79,7 @@ def made_up_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("made_up_card")
-def test_usual_sizes_are_compiled_ahead_on_the_place_of_the_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_usual_sizes_are_compiled_ahead_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_cuda = pytest.importorskip("anydevice._engines.torch.triton.fused", reason="Triton")
     calls: list[tuple[str, tuple[str, ...]]] = []
     real = torch_cuda.warm_up

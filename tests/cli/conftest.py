@@ -51,6 +51,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in _SWITCHES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ANYDEVICE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("TERM", "xterm-256color")
     folder = tmp_path / "project"
     folder.mkdir()

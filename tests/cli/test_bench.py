@@ -74,12 +74,9 @@ def test_the_results_are_kept_and_compared(anydevice: Anydevice) -> None:
     out = anydevice.text("bench", *SHORT, "--op", "argmax", "--compare", "old.json", code=1)
     assert "  note: anydevice was 0.0.9" in out
     assert "  slower  argmax" in out
-    assert (
-        anydevice.json("bench", *SHORT, "--op", "argmax", "--compare", "old.json", code=1)[
-            "comparison"
-        ]["slower"][0]["op"]
-        == "argmax"
-    )
+    words = ("bench", *SHORT, "--op", "argmax", "--compare", "old.json")
+    slower = anydevice.json(*words, code=1)["comparison"]["slower"]
+    assert slower[0]["op"] == "argmax"
 
 
 def test_two_saved_runs_are_compared_without_measuring(anydevice: Anydevice) -> None:

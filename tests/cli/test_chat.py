@@ -28,7 +28,6 @@ from tests.machines import machine_of
 
 Chatting = Callable[..., Terminal]
 GgufFile = Callable[..., Path]
-
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}. {% endfor %}"
 HERE = ("--device", "cpu", "--engine", "numpy")
 SMOLLM2 = ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -125,16 +124,13 @@ def test_plan_and_chat_of_a_gguf_file(anydevice: Anydevice, gguf_file: GgufFile)
             assert (plan["context"], plan["dtype"]) == (8192, "float32")
 
 
-def test_a_folder_or_repository_of_one_gguf_file_is_that_file(
-    anydevice: Anydevice, gguf_file: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_gguf_file(anydevice: Anydevice, gguf_file: GgufFile, tmp_path: Path) -> None:
+    """A folder or a repository of one GGUF file is that file."""
     file = gguf_file()
-    repository = tmp_path / "models--org--tiny-GGUF"
-    commit = repository / "snapshots" / "0123"
+    commit = tmp_path / "hub" / "models--org--tiny-GGUF" / "snapshots" / "0123"
     commit.mkdir(parents=True)
     for each in file.parent.iterdir():
         (commit / each.name).symlink_to(each)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     words = ("--prompt", "Hi", "--max-tokens", "4", "--temperature", "0", "--json")
     wanted = json.loads(anydevice("chat", str(file), *HERE, *words)[1])
     weights = plan_inference(file, "cpu").estimate.weights
@@ -161,24 +157,20 @@ def test_sampling_defaults(anydevice: Anydevice, gguf_file: GgufFile, model: Any
         return list(model.generate([said("Hello there")], 20, **options).tokens)
 
     usual = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-    silent, telling = gguf_file(), gguf_file(temp=1.5, top_k=7, penalty_repeat=1.25)
+    silent, loud = gguf_file(), gguf_file(temp=1.5, top_k=7, penalty_repeat=1.25)
     assert tokens(silent, "--seed", "4") == expected(**usual, seed=4)
     assert tokens(silent, "--temperature", "0") == expected() != expected(**usual, seed=4)
     asked = {"temperature": 1.5, "top_k": 7, "repetition_penalty": 1.25}
-    assert tokens(telling, "--seed", "4") == expected(**asked, seed=4)
-    assert tokens(telling, "--seed", "4", "--top-k", "3") == expected(
-        **asked | {"top_k": 3}, seed=4
-    )
+    assert tokens(loud, "--seed", "4") == expected(**asked, seed=4)
+    assert tokens(loud, "--seed", "4", "--top-k", "3") == expected(**asked | {"top_k": 3}, seed=4)
 
 
 def test_a_script_gets_the_text_and_remarks_apart(process: Process, stories: Path) -> None:
-    ended = process(
-        "chat", str(stories), *HERE, "--prompt", "Once upon a time", "--max-tokens", "24"
-    )
-    assert ended.returncode == 0, ended.stderr
+    run = process("chat", str(stories), *HERE, "--prompt", "Once upon a time", "--max-tokens", "24")
+    assert run.returncode == 0, run.stderr
     alone = llm.load(stories, device("cpu", engine="numpy"))
-    assert ended.stdout.decode() == f"{alone.generate('Once upon a time', 24).text}\n"
-    told = ended.stderr.decode()
+    assert run.stdout.decode() == f"{alone.generate('Once upon a time', 24).text}\n"
+    told = run.stderr.decode()
     assert "stories260K: 260,032 parameters in float32, a context of 512 tokens" in told
     assert "On cpu with numpy, because it was asked for." in told
     assert re.search(r"Memory: .* MiB, of which weights 1015.8 KiB, kv-cache", told)
@@ -237,14 +229,8 @@ def test_as_json(anydevice: Anydevice, talker: Path, model: Any) -> None:
     ],
 )
 def test_bad_input_ends_with_2(
-    anydevice: Anydevice,
-    stories: Path,
-    words: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    anydevice: Anydevice, stories: Path, words: list[str], message: str
 ) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     words = [str(stories) if word == "MODEL" else word for word in words]
     assert message in anydevice.refusal("chat", *words, cuda=0)
     assert message in anydevice.json("chat", *words, cuda=0, code=2)["error"]
@@ -268,9 +254,7 @@ def test_a_model_that_does_not_fit_ends_with_1(anydevice: Anydevice, stories: Pa
     assert "does not fit" in err
 
 
-def test_no_prompt_at_all(
-    anydevice: Anydevice, stories: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_prompt(anydevice: Anydevice, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", TerminalStream())
     assert "--json is for one reply" in anydevice.json("chat", str(stories), code=2)["error"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8"))
@@ -279,13 +263,10 @@ def test_no_prompt_at_all(
     assert anydevice("chat", str(stories))[0] == 2
 
 
-def test_a_name_of_the_hugging_face_cache(
-    anydevice: Anydevice, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snapshots = tmp_path / "models--karpathy--stories260K" / "snapshots"
+def test_a_hub_name(anydevice: Anydevice, stories: Path, tmp_path: Path) -> None:
+    snapshots = tmp_path / "hub" / "models--karpathy--stories260K" / "snapshots"
     snapshots.mkdir(parents=True)
     (snapshots / "0123").symlink_to(stories)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     words = ("--prompt", "Once", "--max-tokens", "2")
     code, out, _ = anydevice("chat", "karpathy/stories260K", *HERE, *words)
     assert (code, out.strip() != "") == (0, True)

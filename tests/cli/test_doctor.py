@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 
 import pytest
 
@@ -39,15 +40,11 @@ def test_a_healthy_machine(anydevice: Anydevice) -> None:
     assert "first call" in first
     assert "– cuda     not in this fake machine" in out
     assert out.endswith("\n1 of 1 computations were right.\n")
-
-
-def test_a_healthy_machine_as_json(anydevice: Anydevice) -> None:
     data = anydevice.json("doctor", "cpu", "--engine", "numpy", cuda=0)
     assert data["healthy"] is True
-    assert [(c["device"], c["engine"], c["right"]) for c in data["checks"]] == [
-        ("cpu", "numpy", True)
-    ]
-    assert data["checks"][0]["second_call"] > 0
+    (check,) = data["checks"]
+    assert (check["device"], check["engine"], check["right"]) == ("cpu", "numpy", True)
+    assert check["second_call"] > 0
     assert data["not_usable"] == data["explanations"] == []
 
 
@@ -101,12 +98,7 @@ def test_only_what_is_named_is_examined() -> None:
         both = examination.prepare(report, ["gpu"], "numpy")
         mixed = examination.prepare(report, ["cuda:0", "cpu"], "numpy")
     places = [(str(device), engine) for device, engine in everything.pairs]
-    assert places[:4] == [
-        ("cuda:0", "numpy"),
-        ("cuda:0", "torch"),
-        ("cuda:1", "numpy"),
-        ("cuda:1", "torch"),
-    ]
+    assert places[:4] == list(product(("cuda:0", "cuda:1"), ("numpy", "torch")))
     assert {place for place, _ in places[4:]} == {"cpu"}
     assert [(str(device), engine) for device, engine in one.pairs] == [("cuda:1", "torch")]
     assert [str(device) for device, _ in both.pairs] == ["cuda:0", "cuda:1"]
@@ -140,12 +132,8 @@ def test_what_cannot_be_examined(anydevice: Anydevice, words: list[str], message
 
 @pytest.mark.needs("torch")
 def test_an_engine_that_is_refused_is_refused_with_the_reason() -> None:
-    with (
-        machine_of(scans=[NO_LIBRARY]) as report,
-        pytest.raises(
-            DeviceNotFoundError, match=r"torch drives none of cuda:0: cuda:0: torch .*CPU"
-        ),
-    ):
+    said = r"torch drives none of cuda:0: cuda:0: torch .*CPU"
+    with machine_of(scans=[NO_LIBRARY]) as report, pytest.raises(DeviceNotFoundError, match=said):
         examination.prepare(report, ["cuda"], "torch")
 
 
@@ -193,17 +181,14 @@ def test_the_child_does_not_take_most_of_a_card(monkeypatch: pytest.MonkeyPatch)
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ
 
 
-def test_wrong_settings_are_a_failure(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_settings(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "nonsense")
-    code, out, err = anydevice("doctor", "cpu", "--engine", "numpy")
+    words = ("doctor", "cpu", "--engine", "numpy")
+    code, out, err = anydevice(*words)
     assert code == 1
     assert "1 of 1 computations were right" in out
     assert "ANYDEVICE_DEVICE" in err
-    assert (
-        "ANYDEVICE_DEVICE" in anydevice.json("doctor", "cpu", "--engine", "numpy", code=1)["error"]
-    )
+    assert "ANYDEVICE_DEVICE" in anydevice.json(*words, code=1)["error"]
 
 
 def test_a_kind_whose_backend_stopped_at_its_driver_is_explained(anydevice: Anydevice) -> None:

@@ -48,15 +48,11 @@ def test_every_command_has_help_with_an_example(anydevice: Anydevice, command: s
     assert f"example:\n  anydevice {command}" in out
 
 
-def test_the_help_names_every_command(anydevice: Anydevice) -> None:
+def test_the_help_names_every_command_and_exit_code(anydevice: Anydevice) -> None:
     out = anydevice.text("--help")
     assert all(f"\n    {command}" in out for command in COMMANDS)
     assert "example:\n  anydevice --json" in out
     assert "\n    2  it could not be done" in out
-
-
-def test_the_help_has_every_exit_code_of_the_docs(anydevice: Anydevice) -> None:
-    out = anydevice.text("--help")
     listed = re.findall(r"^ +(\d+)  ", out.partition("exit codes:\n")[2], re.M)
     docs = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
     told = re.findall(r"^\| (\d+) \|", docs.read_text("utf-8"), re.M)
@@ -167,9 +163,7 @@ def test_bugs_are_not_hidden(anydevice: Anydevice, breaking: Breaking) -> None:
         anydevice()
 
 
-def test_an_output_that_cannot_be_written_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdout", FullDisk())
     with machine_of():
         for words in (["devices"], ["--version"], ["plan", "--help"]):

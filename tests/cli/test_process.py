@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -18,7 +19,6 @@ from tests.cli.test_plan import SMALL
 from tests.plan.configs import LLAMA_405B
 
 COMMAND = [sys.executable, "-m", "anydevice"]
-
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are for POSIX")
 
 
@@ -49,9 +49,10 @@ def test_a_terminal_gets_colours_unless_it_refuses_them() -> None:
     assert (code, "\x1b" in shown) == (0, False)
 
 
-@pytest.mark.parametrize(
-    "encoding", [{"PYTHONUTF8": "1"}, {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}]
-)
+ASCII = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+
+
+@pytest.mark.parametrize("encoding", [{"PYTHONUTF8": "1"}, ASCII])
 def test_the_doctor_shows_progress_on_a_terminal(encoding: dict[str, str]) -> None:
     words = ("doctor", "cpu", "--engine", "numpy")
     code, shown = on_a_terminal(*words, until=r"computations were right", **encoding)
@@ -78,7 +79,7 @@ def test_a_reader_that_leaves_is_no_error(words: str) -> None:
         ended = subprocess.run(
             [*COMMAND, *words.split()],
             stdout=write,
-            stderr=subprocess.PIPE,
+            stderr=PIPE,
             timeout=400,
             check=False,
         )
@@ -92,7 +93,7 @@ def test_a_reader_that_leaves_is_no_error(words: str) -> None:
 def test_a_full_disk_is_said_in_one_line() -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
-            [*COMMAND, "config"], stdout=full, stderr=subprocess.PIPE, timeout=400, check=False
+            [*COMMAND, "config"], stdout=full, stderr=PIPE, timeout=400, check=False
         )
     assert ended.returncode == 2
     assert ended.stderr.decode().splitlines() == [
@@ -101,9 +102,7 @@ def test_a_full_disk_is_said_in_one_line() -> None:
 
 
 def test_an_interruption_while_computing_is_quiet() -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "doctor", "cpu"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen([*COMMAND, "doctor", "cpu"], stdout=PIPE, stderr=PIPE)
     assert process.stdout is not None
     assert process.stdout.readline(), "the first check is over, the second one runs"
     time.sleep(0.05)

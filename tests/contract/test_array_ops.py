@@ -14,55 +14,21 @@ from anydevice import ops, to_numpy
 from anydevice._check import checks as trials
 from anydevice._check.cases.case import LARGE
 from anydevice._check.cases.table import TABLE
+from anydevice._core.primitives import PrimitivesOf
 from anydevice._engines import trust
 from anydevice.errors import UnsupportedError
 from tests.comparing import assert_same_integers
 
 from .home import Home
+from .test_ops import CASES
 
 ONE_DEVICE = True  # see conftest.py
 PAGE = Path(__file__).parents[2] / "docs" / "computing.md"
-
-ADDED = [
-    "not_equal",
-    "greater",
-    "greater_equal",
-    "round",
-    "clip",
-    "isfinite",
-    "leaky_relu",
-    "outer",
-    "einsum",
-    "prod",
-    "any",
-    "all",
-    "var",
-    "std",
-    "logsumexp",
-    "vector_norm",
-    "cumulative_sum",
-    "diff",
-    "argmin",
-    "sort",
-    "argsort",
-    "stack",
-    "split",
-    "pad",
-    "flip",
-    "one_hot",
-    "zeros",
-    "ones",
-    "full",
-    "arange",
-    "eye",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    "conv_transpose2d",
-]
+ELSEWHERE = {case[0] for case in CASES.values()} | {*vars(PrimitivesOf)} - {"full", "arange"}
+"""The ops of `test_ops.py` and `test_primitives.py`; two more take more here than as primitives."""
 
 
-@pytest.mark.parametrize("op", ADDED)
+@pytest.mark.parametrize("op", [op for op in TABLE if op not in ELSEWHERE])
 def test_it_is_what_the_reference_says(at: Home, op: str) -> None:
     """A few cases: all of them, in every dtype, are the work of `anydevice verify`."""
     row, wrong, done = TABLE[op], [], 0
@@ -82,9 +48,7 @@ def test_it_is_what_the_reference_says(at: Home, op: str) -> None:
 
 def kmeans() -> Any:
     """The function that the page shows."""
-    (block,) = re.findall(
-        r"^def kmeans.*?\n\n\n", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
+    (block,) = re.findall(r"^def kmeans.*?\n\n\n", PAGE.read_text("utf-8"), re.M | re.S)
     names: dict[str, Any] = {"ops": ops}
     exec(block, names)
     assert len(block.strip().splitlines()) == 6, "a line that names it, and five"

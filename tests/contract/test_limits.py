@@ -23,10 +23,11 @@ MIB = 2**20
 ROOM = 64 * MIB
 PIECE = (1024, 1024)  # 4 MiB
 IMPOSSIBLE = (2**22, 2**24)  # 256 TiB
+Limited = tuple[int, str | None]
 
 
 @pytest.fixture
-def limited(engine: Engine, device: Device) -> Iterator[tuple[int, str | None]]:
+def limited(engine: Engine, device: Device) -> Iterator[Limited]:
     """A limit that leaves room for 64 MiB more than is held now, and why it has no effect."""
     gc.collect()
     engine.memory.release(device)
@@ -51,9 +52,7 @@ def figures(engine: Engine, device: Device) -> MemoryUse:
     return use
 
 
-def test_a_limit_holds_or_says_why(
-    engine: Engine, device: Device, limited: tuple[int, str | None]
-) -> None:
+def test_a_limit_holds_or_says_why(engine: Engine, device: Device, limited: Limited) -> None:
     limit, why_not = limited
     held: list[Any] = []
     if why_not is not None:
@@ -74,9 +73,7 @@ def test_a_limit_holds_or_says_why(
     assert engine.memory.ran_out(caught.value)
 
 
-def test_after_it_ran_out_the_next_call_works(
-    engine: Engine, device: Device, limited: tuple[int, str | None]
-) -> None:
+def test_after_running_out_all_goes_on(engine: Engine, device: Device, limited: Limited) -> None:
     _, why_not = limited
     before = engine.memory.use(device)
     for _ in range(100 if why_not is None else 3):
@@ -104,7 +101,7 @@ def test_a_lifted_limit_is_gone(engine: Engine, device: Device) -> None:
 
 
 def test_room_that_is_kept_for_later_counts_only_until_it_is_needed(
-    engine: Engine, device: Device, limited: tuple[int, str | None]
+    engine: Engine, device: Device, limited: Limited
 ) -> None:
     for count in (14, 7, 3):  # of other sizes, so that what was given back before does not fit
         made = engine.empty((count, *PIECE), FLOAT32, device)
@@ -114,9 +111,7 @@ def test_room_that_is_kept_for_later_counts_only_until_it_is_needed(
     assert tuple(made.shape) == (15, *PIECE)
 
 
-def test_what_cannot_be_had_is_out_of_memory_and_nothing_else_is(
-    engine: Engine, device: Device
-) -> None:
+def test_only_what_cannot_be_had_is_out_of_memory(engine: Engine, device: Device) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011
         engine.empty(IMPOSSIBLE, FLOAT32, device)
     assert engine.memory.ran_out(caught.value)

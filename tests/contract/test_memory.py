@@ -22,9 +22,7 @@ FLOAT32 = DTYPES["float32"]
 
 
 @each(dtype=ROWS)
-def test_an_empty_array_has_its_type_and_shape_or_is_refused(
-    engine: Engine, device: Device, dtype: DType
-) -> None:
+def test_an_empty_array_has_its_dtype(engine: Engine, device: Device, dtype: DType) -> None:
     made, _ = moved(lambda: engine.empty((3, 4), dtype, device))
     assert made is not None or dtype.name not in EXACT_EVERYWHERE
     if made is not None:
@@ -37,9 +35,7 @@ def test_an_empty_array_has_its_type_and_shape_or_is_refused(
 
 
 @each(shape=[(), (0, 2), (0, 3), (1, 2, 3, 1, 2)])
-def test_an_empty_array_has_any_shape(
-    engine: Engine, device: Device, shape: tuple[int, ...]
-) -> None:
+def test_empty_arrays_of_any_shape(engine: Engine, device: Device, shape: tuple[int, ...]) -> None:
     made = engine.empty(shape, FLOAT32, device)
     assert tuple(made.shape) == shape
     assert engine.to_host(made).shape == shape
@@ -56,9 +52,7 @@ def test_an_array_knows_its_type(engine: Engine, device: Device, dtype: DType) -
 
 
 @each(name=EXACT_EVERYWHERE)
-def test_memory_may_be_written_through_its_address(
-    engine: Engine, device: Device, name: str
-) -> None:
+def test_memory_is_written_by_its_address(engine: Engine, device: Device, name: str) -> None:
     host = small_numbers(DTYPES[name], 5, 7)
     made = [engine.empty(host.shape, DTYPES[name], device) for _ in range(3)]
     addresses = [engine.address(x) for x in made]
@@ -186,8 +180,6 @@ def test_a_view_is_made_from_its_place_in_memory(engine: Engine, device: Device)
 def test_what_another_thread_placed_may_be_used(engine: Engine, device: Device) -> None:
     host = np.arange(6, dtype=np.float32).reshape(2, 3)
     with ThreadPoolExecutor(1) as elsewhere:
-        placed = elsewhere.submit(engine.place, host, device).result()
-    engine.receive([placed])
-    assert_same_values(
-        engine.to_host(engine.matmul(placed, placed.T)), host @ host.T, because=EXACT
-    )
+        x = elsewhere.submit(engine.place, host, device).result()
+    engine.receive([x])
+    assert_same_values(engine.to_host(engine.matmul(x, x.T)), host @ host.T, because=EXACT)

@@ -21,8 +21,8 @@ BIAS = np.ones(2, np.float32)
 IDS = np.zeros(2, np.int32)
 HEADS = np.ones((1, 1, 2, 4), np.float32)
 IMAGE = np.ones((1, 2, 4, 4), np.float32)
-
 Place = Callable[[Any], Any]
+Pair = tuple[Place, Place]
 CALLS: dict[str, tuple[tuple[str, str], Callable[[Place, Place], Any]]] = {
     "add": (("a", "b"), lambda u, v: ops.add(u(FLOATS), v(FLOATS))),
     "where": (("condition", "a"), lambda u, v: ops.where(u(FLOATS > 0), v(FLOATS), v(FLOATS))),
@@ -41,7 +41,7 @@ CALLS: dict[str, tuple[tuple[str, str], Callable[[Place, Place], Any]]] = {
 
 
 @pytest.fixture
-def pair(engine: Engine, device: Device) -> tuple[Place, Place]:
+def pair(engine: Engine, device: Device) -> Pair:
     """Two functions that place an array on this device, and on another one of the engine."""
     others = [other for other in engine.devices() if other != device]
     if not others or engine.shares_memory:
@@ -54,13 +54,11 @@ def pair(engine: Engine, device: Device) -> tuple[Place, Place]:
 
 def named(caught: pytest.ExceptionInfo[DeviceMismatchError], *words: str) -> bool:
     said = str(caught.value)
-    return (
-        all(word in said for word in (*words, "to_device(")) and caught.value.__cause__ is not None
-    )
+    return all(w in said for w in (*words, "to_device(")) and caught.value.__cause__ is not None
 
 
 @each("call", CALLS)
-def test_an_op(engine: Engine, device: Device, pair: tuple[Place, Place], call: str) -> None:
+def test_an_op(engine: Engine, device: Device, pair: Pair, call: str) -> None:
     paths, compute = CALLS[call]
     with pytest.raises(DeviceMismatchError) as caught:
         compute(*pair)
@@ -69,7 +67,7 @@ def test_an_op(engine: Engine, device: Device, pair: tuple[Place, Place], call: 
     assert named(caught, f"{paths[0]} is on {device}", f"{paths[1]} is on {other}")
 
 
-def test_a_model(engine: Engine, device: Device, pair: tuple[Place, Place]) -> None:
+def test_a_model(engine: Engine, device: Device, pair: Pair) -> None:
     model = nn.build(nn.Dense(4, 3), "relu", nn.Dense(3, 2), device=device.served_by(engine.name))
     with pytest.raises(DeviceMismatchError) as caught:
         model(pair[1](FLOATS))
@@ -80,17 +78,13 @@ def test_a_model(engine: Engine, device: Device, pair: tuple[Place, Place]) -> N
     assert device in engine.devices_of(model(moved))
 
 
-def test_a_compiled_model_moves_its_inputs(
-    engine: Engine, device: Device, pair: tuple[Place, Place]
-) -> None:
+def test_a_compiled_model_moves(engine: Engine, device: Device, pair: Pair) -> None:
     here = device.served_by(engine.name)
     compiled = anydevice.compile(nn.build(nn.Dense(4, 3), device=here), here, optimize="none")
     assert device in engine.devices_of(compiled(pair[1](FLOATS)))
 
 
-def test_a_compiled_function_that_holds_an_array_elsewhere(
-    engine: Engine, device: Device, pair: tuple[Place, Place]
-) -> None:
+def test_a_held_array_elsewhere(engine: Engine, device: Device, pair: Pair) -> None:
     held = pair[1](FLOATS)
     here = device.served_by(engine.name)
     compiled = anydevice.compile(lambda x: ops.add(x, held), here, optimize="none")
@@ -100,9 +94,7 @@ def test_a_compiled_function_that_holds_an_array_elsewhere(
 
 
 @each("given", ["an array", "NumPy"])
-def test_a_model_in_a_block_of_another_device(
-    engine: Engine, device: Device, pair: tuple[Place, Place], given: str
-) -> None:
+def test_a_model_in_another_block(engine: Engine, device: Device, pair: Pair, given: str) -> None:
     model = nn.build(nn.Dense(4, 3), device=device.served_by(engine.name))
     x = pair[0](FLOATS) if given == "an array" else FLOATS
     (other,) = engine.devices_of(pair[1](IDS))
@@ -120,9 +112,7 @@ def test_a_model_in_a_block_of_another_device(
     assert device in engine.devices_of(model(x)), "outside of the block, it runs where it is"
 
 
-def test_the_device_of_the_process_moves_no_model(
-    engine: Engine, device: Device, pair: tuple[Place, Place]
-) -> None:
+def test_the_process_device_moves_no_model(engine: Engine, device: Device, pair: Pair) -> None:
     model = nn.build(nn.Dense(4, 3), device=device.served_by(engine.name))
     anydevice.set_device(engine.devices_of(pair[1](IDS))[0])
     try:

@@ -34,8 +34,6 @@ COMPARING = ("equal", "less", "less_equal")
 WHOLE = (2, np.int64(2), np.uint8(2), np.bool_(True), True)
 FRACTIONS = (2.0, np.float64(2), np.float32(2), np.float16(2), ml_dtypes.bfloat16(2))
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "int32": np.int32}
-
-
 DTYPES = [("float32", (3,)), ("int32", ()), ("float32", ()), ("bfloat16", (3,))]
 EVERY = ("add", "power", "less")
 """The ops beside which every number stands; libraries compile for each dtype and shape."""

@@ -1,22 +1,26 @@
-"""What every engine promises: placing an array, reading it back, multiplying, waiting."""
+"""What every engine promises: placing, reading back, moving to another engine, and trees."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from anydevice import device_of, ops
+from anydevice._arrays.trees.tree import flatten
 from anydevice._core.backends import BACKENDS
 from anydevice._core.device import Device
-from anydevice._core.dtypes import as_dtype
+from anydevice._core.dtypes import DTYPES, as_dtype
 from anydevice._core.engine import Engine
 from anydevice._machine.engines import registry
-from anydevice.errors import DeviceNotFoundError
-from tests.comparing import COPIED, EXACT, assert_same_values
+from anydevice._machine.engines.registry import owner_of
+from anydevice.errors import DeviceNotFoundError, UnsupportedError
+from tests.comparing import COPIED, EXACT, assert_same_bits, assert_same_values
 
+from .bits import EXACT_EVERYWHERE, ROWS, assert_same, moved, patterns, small_numbers
 from .combinations import each
 
 
@@ -29,9 +33,7 @@ def test_the_engine_is_the_one_the_registry_names(engine: Engine) -> None:
     assert {d.backend for d in engine.devices()} <= set(registry.row_of(engine.name).backends)
 
 
-def test_devices_are_listed_once_and_each_has_a_native_object(
-    engine: Engine, device: Device
-) -> None:
+def test_devices_are_listed_once_with_native_objects(engine: Engine, device: Device) -> None:
     assert len(set(engine.devices())) == len(engine.devices())
     assert device in engine.devices()
     assert engine.native(device) is not None
@@ -103,9 +105,7 @@ USES: dict[str, Callable[[Engine, Device, Device], Any]] = {
 
 
 @each(use=USES)
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(
-    engine: Engine, device: Device, use: str
-) -> None:
+def test_a_missing_device_is_refused(engine: Engine, device: Device, use: str) -> None:
     seen = {d.backend for d in engine.devices()}
     missing = [Device(device.backend, 99), *(Device(name) for name in BACKENDS if name not in seen)]
     for there in missing:
@@ -133,9 +133,7 @@ def test_very_many_rows_are_separated(engine: Engine, device: Device) -> None:
 
 
 @each(dtype=["float32", "float16", "int32", "uint8", "bool"])
-def test_rows_are_separated_into_memory_of_their_own(
-    engine: Engine, device: Device, dtype: str
-) -> None:
+def test_rows_get_memory_of_their_own(engine: Engine, device: Device, dtype: str) -> None:
     host = np.arange(40).reshape(5, 2, 4).astype(dtype)
     rows = engine.separate(engine.place(host, device))
     assert len(rows) == 5
@@ -145,3 +143,89 @@ def test_rows_are_separated_into_memory_of_their_own(
     homes = [engine.storage(row) for row in rows]
     if all(homes):
         assert len({home.allocation for home in homes if home}) == 5
+
+
+def test_each_takes_what_the_other_holds(place: Any, other: Any) -> None:
+    arrived = []
+    for dtype in ROWS:
+        for host in (patterns(dtype), small_numbers(dtype, 3, 2), small_numbers(dtype, 0, 2)):
+
+            def there(host: Any = host) -> Any:
+                first = place.engine.place(host, place.device)
+                second = other.engine.place(place.engine.to_host(first), other.device)
+                return other.engine.to_host(second)
+
+            back, warned = moved(there)
+            if back is not None:
+                assert_same(back, host, warned)
+                arrived.append(dtype.name)
+    assert set(EXACT_EVERYWHERE) <= set(arrived)
+
+
+def test_each_takes_over_what_the_other_exports_or_says_why_not(place: Any, other: Any) -> None:
+    for dtype in ROWS:
+        host = small_numbers(dtype, 32, 2)
+        refused = None
+        try:
+            x = place.engine.place(host.astype(host.dtype), place.device, narrow=True)
+        except UnsupportedError:
+            continue
+        try:
+            adopted = other.engine.adopt(place.engine.export(x))
+        except UnsupportedError as error:
+            refused = error
+        if refused is not None:
+            assert refused.absent is not None
+            assert other.engine.dlpack in (None, refused.absent) or place.engine.dlpack
+            continue
+        assert other.engine.dlpack is None
+        assert other.engine.owns(adopted)
+        addresses = {place.engine.address(x), other.engine.address(adopted)} - {None}
+        assert len(addresses) < 2, f"{dtype} was copied"
+        assert_same_bits(other.engine.to_host(adopted), place.engine.to_host(x), because=COPIED)
+
+
+def test_each_takes_over_its_own(place: Any, other: Any) -> None:
+    if place.engine is not other.engine or place.engine.dlpack is not None:
+        return
+    x = place.engine.place(small_numbers(DTYPES["float32"], 32, 2), place.device)
+    adopted = place.engine.adopt(place.engine.export(x))
+    assert place.engine.address(adopted) == place.engine.address(x)
+    assert place.engine.devices_of(adopted) == place.engine.devices_of(x)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    weight: Any
+    name: str
+
+
+def is_array(value: Any) -> bool:
+    return owner_of(value) is not None
+
+
+def test_arrays_are_leaves_and_containers_are_made_anew(engine: Engine, device: Device) -> None:
+    first, second, third = (engine.place(np.full(3, n, np.float32), device) for n in (1, 2, 3))
+    tree = {
+        "layers": [Layer(first, "a"), Layer(second, "b")],
+        "tied": Pair(first, {"x": (third, "text", 1.5)}),
+    }
+    leaves, rebuild = flatten(tree, is_array)
+    assert [leaf.path for leaf in leaves] == [
+        "['layers'][0].weight",
+        "['layers'][1].weight",
+        "['tied'].second['x'][0]",
+    ]
+    for leaf, array in zip(leaves, (first, second, third), strict=True):
+        assert leaf.value is array
+    new = rebuild(["one", "two", "three"])
+    assert new == {
+        "layers": [Layer("one", "a"), Layer("two", "b")],
+        "tied": Pair("one", {"x": ("three", "text", 1.5)}),
+    }
+    assert tree["layers"][0].weight is first

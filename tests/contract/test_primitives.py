@@ -262,15 +262,12 @@ def test_an_array_and_a_number(at: Primitive, name: str, dtype: str) -> None:
         at.is_like(found(value, x), reference(value, host), result)
 
 
-def test_truths_beside_truths(at: Primitive) -> None:
+def test_truths_and_fractions_beside_arrays(at: Primitive) -> None:
     x = at.put([True, False], "bool")
     at.is_like(at.xp.logical_and(x, True), [True, False], "bool")
     at.is_like(at.xp.logical_and(False, x), [False, False], "bool")
     at.is_like(at.xp.logical_or(x, True), [True, True], "bool")
     at.is_like(at.xp.logical_or(False, x), [True, False], "bool")
-
-
-def test_a_fraction_beside_integers_becomes_whole(at: Primitive) -> None:
     x = at.put([1, 2, 3], "int32")
     at.is_like(at.xp.add(x, 1.5), [2, 3, 4], "int32")
     at.is_like(at.xp.multiply(2.5, x), [2, 4, 6], "int32")
@@ -365,10 +362,13 @@ def test_extremes_pass_on_what_is_no_number(at: Primitive, dtype: str) -> None:
     at.is_like(at.xp.sum(x, 1), [NAN, NAN, NAN], dtype)
 
 
-def test_extremes_of_truths(at: Primitive) -> None:
+def test_extremes_and_largest_of_truths(at: Primitive) -> None:
     x = at.put([[True, False], [False, False]], "bool")
     at.is_like(at.xp.max(x, 1), [True, False], "bool")
     at.is_like(at.xp.min(x, 0), [False, False], "bool")
+    largest, places = at.xp.top_k(at.put([False, True, False], "bool"), 1)
+    at.is_like(largest, [True], "bool")
+    at.is_like(places, [1], "int32")
 
 
 @each(("dtype", "axis"), [*((dtype, 1) for dtype in ALL), ("float32", 0), ("float32", -1)])
@@ -400,12 +400,6 @@ def test_top_k_takes_what_is_no_number_for_the_largest(at: Primitive, dtype: str
     at.is_like(largest, [NAN, NAN, INF], dtype)
     assert sorted(at.get(places)[:2]) == [1, 4]
     assert at.get(places)[2] == 2
-
-
-def test_top_k_of_truths_and_of_one_row(at: Primitive) -> None:
-    largest, places = at.xp.top_k(at.put([False, True, False], "bool"), 1)
-    at.is_like(largest, [True], "bool")
-    at.is_like(places, [1], "int32")
 
 
 # Products and places

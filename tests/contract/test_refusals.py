@@ -22,7 +22,6 @@ from .home import Home
 
 ONE_DEVICE = True  # see conftest.py
 Array = np.ndarray[Any, Any]
-
 FLOATS: Array = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
 WHOLE: Array = np.array([[1, 2, 3], [4, 5, 6]], np.int32)
 BYTES: Array = np.array([1, 2, 3], np.uint8)
@@ -50,7 +49,6 @@ def here(engine: Engine, device: Device) -> Refusing:
 # Arrays of two libraries. Those whose dtypes compare equal would mix without a word.
 
 Mixed = Callable[[Callable[[Array], Any], Callable[[Array], Any]], Any]
-
 F, W, T, H, P = FLOATS, WHOLE, TRUTHS, HEADS, PLACES
 MIXED: dict[str, tuple[str, str, Mixed]] = {
     "add": ("a", "b", lambda u, v: ops.add(u(F), v(F))),

@@ -21,7 +21,6 @@ from anydevice.errors import OutOfMemoryError
 ONE_DEVICE = True  # see conftest.py
 Where = tuple[Engine, Device]
 Short = tuple[Device, int]
-
 LIMIT = 2**25
 IN_A_ROW = 100
 SLACK = 32 * 2**20  # bytes that the process may have grown by: less than one array of a failed try

@@ -67,9 +67,7 @@ def test_nobody_takes_the_error_of_another_for_its_own() -> None:
         assert others == []
 
 
-def test_primitives_with_the_old_name_of_slice_axis_work_and_warn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_old_name_of_slice_axis_works_and_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     class Old:
         def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
             return x[start:stop:step]
@@ -91,9 +89,7 @@ def test_primitives_with_the_old_name_of_slice_axis_work_and_warn(
         (["cpu:0", "cpu:1"], True, False),
     ],
 )
-def test_an_array_of_several_devices_is_copied_unless_they_share_memory(
-    places: list[str], one_memory: bool, copied: bool
-) -> None:
+def test_copies_between_memories(places: list[str], one_memory: bool, copied: bool) -> None:
     class Engine(BaseEngine):
         name = "numpy"
         shares_memory = one_memory

@@ -37,22 +37,10 @@ def test_what_is_no_array_is_refused_by_every_op(x: object, kind: str) -> None:
 
 def test_what_is_no_array_is_named_with_its_op() -> None:
     heads, rows = np.ones((1, 1, 2, 4)), np.ones((2, 3))
-    refuses(
-        r"^attention: lengths is not an array, .*type int;",
-        ops.attention,
-        heads,
-        heads,
-        heads,
-        lengths=5,
-    )
-    refuses(
-        r"^attention: mask is not an array, .*type list;",
-        ops.attention,
-        heads,
-        heads,
-        heads,
-        mask=[[True, True]],
-    )
+    said = "^attention: lengths is not an array, .*type int;"
+    refuses(said, ops.attention, heads, heads, heads, lengths=5)
+    said = "^attention: mask is not an array, .*type list;"
+    refuses(said, ops.attention, heads, heads, heads, mask=[[True, True]])
     refuses(r"^cache_write: positions .*numpy\.asarray\(pos", ops.cache_write, heads, heads, [3])
     refuses(r"^add: a is not an array, but of type list;", ops.add, [1, 2], rows)
     refuses(r"^add: b is not an array, but of type list;", ops.add, 1, [1, 2])
@@ -87,13 +75,8 @@ def test_versions_by_what_an_op_takes(dtype: Any) -> None:
             assert dispatch.known_float(x) is None
             refuses(f"^log: this is an array of {kind}, and", dispatch.float_version, x, "log", len)
         if kind == "bool":
-            refuses(
-                r"^negate: .*bool, and the op takes numbers",
-                dispatch.number_version,
-                x,
-                "negate",
-                len,
-            )
+            said = "^negate: .*bool, and the op takes numbers"
+            refuses(said, dispatch.number_version, x, "negate", len)
         else:
             assert dispatch.number_version(x, "no such op", len) is len
 

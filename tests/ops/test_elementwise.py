@@ -14,7 +14,6 @@ from tests.comparing import EXACT, assert_same_values
 from tests.refusals import refuses
 
 Array = np.ndarray[Any, Any]
-
 TWO = ["add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "equal", "less"]
 TWO += ["less_equal"]
 FLOATING_ONLY = ["exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "erf", "isnan"]
@@ -40,19 +39,10 @@ def test_a_number_takes_over_the_type() -> None:
 def test_arrays_of_two_libraries_are_told_apart() -> None:
     import torch
 
-    refuses(
-        r"^add: a is an array of NumPy and b one of PyT",
-        ops.add,
-        np.ones(2, np.float32),
-        torch.ones(2),
-    )
-    refuses(
-        r"^where: condition is an array of NumPy and a ",
-        ops.where,
-        np.array([True]),
-        torch.ones(1),
-        torch.ones(1),
-    )
+    said = "^add: a is an array of NumPy and b one of PyT"
+    refuses(said, ops.add, np.ones(2, np.float32), torch.ones(2))
+    said, one = "^where: condition is an array of NumPy and a ", torch.ones(1)
+    refuses(said, ops.where, np.array([True]), one, one)
 
 
 @pytest.mark.parametrize("name", FLOATING_ONLY)

@@ -17,8 +17,6 @@ from anydevice.errors import ConfigurationError
 from tests.comparing import assert_same_values
 
 Array = np.ndarray[Any, Any]
-
-
 ACTIVATIONS = ("swiglu", "geglu", "geglu_tanh", "clipped_swiglu")
 
 
@@ -48,9 +46,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("tokens", "k", "count"), [(7, 2, 4), (1, 3, 4), (1, 2, 30), (3, 1, 1), (140, 2, 4)]
 )
-def test_it_is_the_sum_over_what_was_chosen(
-    tokens: int, k: int, count: int, activation: str
-) -> None:
+def test_it_is_the_sum_over_the_chosen(tokens: int, k: int, count: int, activation: str) -> None:
     given = inputs(tokens, k, count)
     rng = np.random.default_rng(1)
     biases = {
@@ -169,9 +165,7 @@ def test_grouped_products_take_what_the_op_takes(grouped: Any) -> None:
             assert ops.experts(*part).shape == (rows, 8)
 
 
-def test_grouped_products_go_by_blocks_of_tokens(
-    grouped: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_go_by_blocks_of_tokens(grouped: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice._engines.torch import experts as on_cards
 
     given, seen = in_bfloat16(grouped), []

@@ -133,9 +133,7 @@ def test_keys_that_are_not_valid_do_not_matter() -> None:
 
 def test_scores_of_any_size_do_not_overflow() -> None:
     q, k, v = inputs(queries=1)
-    result = ops.attention(
-        (q * 1e18).astype(np.float32), (k * 1e18).astype(np.float32), v.astype("f")
-    )
+    result = ops.attention(*(x.astype(np.float32) for x in (q * 1e18, k * 1e18, v)))
     assert np.isfinite(result).all()
 
 

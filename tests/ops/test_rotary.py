@@ -17,7 +17,6 @@ from tests.comparing import SAME_PROGRAM, assert_close, assert_same_values
 from tests.refusals import refuses
 
 Array = np.ndarray[Any, Any]
-
 YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096}
 
 SCALINGS: dict[str, tuple[float, Mapping[str, Any] | None]] = {

@@ -66,22 +66,9 @@ def test_no_parameters() -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     one, two = [np.ones(2)], [np.ones(2), np.ones(3)]
-    refuses(
-        "momentum needs velocities; start with zeros",
-        ops.update_sgd,
-        one,
-        one,
-        None,
-        rate=0.1,
-        momentum=0.9,
-    )
+    said = "momentum needs velocities; start with zeros"
+    refuses(said, ops.update_sgd, one, one, None, rate=0.1, momentum=0.9)
     refuses("1 parameters and 2 gradients", ops.update_sgd, one, two, None, rate=0.1)
-    refuses(
-        r"means\[0\] must have the shape .*it is \(3,\)",
-        ops.update_lion,
-        one,
-        one,
-        two[1:],
-        rate=0.1,
-    )
+    said = r"means\[0\] must have the shape .*it is \(3,\)"
+    refuses(said, ops.update_lion, one, one, two[1:], rate=0.1)
     refuses("of type NoneType", ops.update_adam, one, [None], one, one, 1, rate=0.1)

@@ -151,11 +151,7 @@ def test_the_hash_follows_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     trusted_kernels.sources.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[" * 100_000, "[]"],
-    ids=lambda text: text[:10] or "nothing",
-)
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]"], ids=lambda x: x[:10] or "none")
 def test_a_damaged_file_is_as_good_as_none_and_is_named(one_card: list[str], text: str) -> None:
     trusted_kernels.kernels_file().write_text(text)
     with pytest.warns(UserWarning, match=r"kernels\.json is not used"):
@@ -174,9 +170,7 @@ def test_damaged_entries_are_passed_over(one_card: list[str], text: str) -> None
     }
 
 
-def test_a_file_that_cannot_be_written_is_said(
-    one_card: list[str], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_files(one_card: list[str], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "file").touch()
     monkeypatch.setenv("ANYDEVICE_HOME", str(home / "file"))
     with pytest.warns(UserWarning, match="file is not a folder"):

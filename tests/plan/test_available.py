@@ -93,9 +93,7 @@ def test_unified_memory_is_not_counted_twice() -> None:
 @pytest.mark.needs("torch")
 def test_the_processor_seen_through_opencl_is_only_used_by_name() -> None:
     facts = Facts("a CPU", memory_kind="host", total_memory=GIB)
-    pocl = BackendScan(
-        "opencl", present=True, devices=(RawDevice(0, "cpu", facts),), engines=("torch",)
-    )
+    pocl = BackendScan("opencl", True, (RawDevice(0, "cpu", facts),), engines=("torch",))
     with testing.fake_machine(scans=[pocl]):
         assert names(available_memory(None)[0]) == ["cpu"]
         assert names(available_memory("opencl")[0]) == ["opencl:0"]

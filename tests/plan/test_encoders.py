@@ -18,8 +18,8 @@ from anydevice._plan.model import shape_of
 from tests.plan.live_bytes import LiveBytes
 from tests.plan.test_families import allocated
 
+SOAK = pytest.mark.soak
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
-
 BERT = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12}
 BERT |= {"num_attention_heads": 12, "max_position_embeddings": 512, "vocab_size": 30522}
 BERT |= {"model_type": "bert", "type_vocab_size": 2, "position_embedding_type": "absolute"}
@@ -271,18 +271,14 @@ SMALL_T5 = {"d_model": 128, "d_kv": 32, "d_ff": 512, "num_layers": 3, "num_heads
     ("name", "values"),
     [
         ("BertModel", {"model_type": "bert", **TEXT}),
-        pytest.param("MPNetModel", {"model_type": "mpnet", **TEXT}, marks=pytest.mark.soak),
-        pytest.param(
-            "DebertaModel", {"model_type": "deberta", **TEXT, **RELATIVE}, marks=pytest.mark.soak
-        ),
+        pytest.param("MPNetModel", {"model_type": "mpnet", **TEXT}, marks=SOAK),
+        pytest.param("DebertaModel", {"model_type": "deberta", **TEXT, **RELATIVE}, marks=SOAK),
         ("DebertaV2Model", {"model_type": "deberta-v2", **TEXT, **RELATIVE}),
         ("ModernBertModel", {"model_type": "modernbert", **TEXT, "local_attention": 32}),
         ("T5EncoderModel", {"model_type": "t5", **SMALL_T5, "vocab_size": 500}),
-        pytest.param(
-            "CLIPTextModel", {"model_type": "clip_text_model", **TEXT}, marks=pytest.mark.soak
-        ),
+        pytest.param("CLIPTextModel", {"model_type": "clip_text_model", **TEXT}, marks=SOAK),
         ("CLIPVisionModel", {"model_type": "clip_vision_model", **PICTURE}),
-        pytest.param("ViTModel", {"model_type": "vit", **PICTURE}, marks=pytest.mark.soak),
+        pytest.param("ViTModel", {"model_type": "vit", **PICTURE}, marks=SOAK),
     ],
 )
 def test_the_peak_of_one_pass(name: str, values: dict[str, Any]) -> None:
@@ -311,7 +307,7 @@ def test_the_peak_of_one_pass(name: str, values: dict[str, Any]) -> None:
         pytest.param(
             "PegasusForConditionalGeneration",
             {"model_type": "pegasus", **SIDES},
-            marks=pytest.mark.soak,
+            marks=SOAK,
         ),
         (
             "WhisperForConditionalGeneration",

@@ -27,16 +27,8 @@ from anydevice._plan.estimates import (
 )
 from tests.plan.live_bytes import LiveBytes
 
-SMALL = {
-    "hidden_size": 128,
-    "intermediate_size": 448,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 500,
-    "pad_token_id": 0,
-    "head_dim": 16,
-}
+SMALL = {"hidden_size": 128, "intermediate_size": 448, "num_hidden_layers": 4, "head_dim": 16}
+SMALL |= {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 500, "pad_token_id": 0}
 ALL_HEADS = {"num_key_value_heads": 8}
 # Heads of values are as large as those of keys: PyTorch has no fused kernel for others on the CPU.
 LATENT = {**ALL_HEADS, "head_dim": 8, "q_lora_rank": 48, "kv_lora_rank": 32, "v_head_dim": 24}

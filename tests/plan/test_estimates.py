@@ -33,7 +33,6 @@ LLAMA: dict[str, Any] = {
     "torch_dtype": "float16",
 }
 
-
 MIXTURE = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2}
 
 
@@ -343,11 +342,10 @@ def test_a_model_for_pictures_is_counted_only_with_its_files(tmp_path: Path) -> 
 
 
 def test_fp8_is_float8_also_of_a_model_that_is_so_already() -> None:
+    name = "float8_e4m3fn"
     by_name = estimate_inference(LLAMA, context=64, dtype="fp8", kv_dtype="fp8")
-    assert by_name == estimate_inference(
-        LLAMA, context=64, dtype="float8_e4m3fn", kv_dtype="float8_e4m3fn"
-    )
-    assert (by_name.dtype, by_name.kv_dtype) == ("float8_e4m3fn", "float8_e4m3fn")
+    assert by_name == estimate_inference(LLAMA, context=64, dtype=name, kv_dtype=name)
+    assert (by_name.dtype, by_name.kv_dtype) == (name, name)
     quantized = {**LLAMA, **gptq("fp8", weight_block_size=[32, 32])}
     assert estimate_inference(quantized, context=64, dtype="fp8") == estimate_inference(
         quantized, context=64

@@ -15,14 +15,8 @@ from anydevice import estimate_inference
 from anydevice._plan.families import ARCHITECTURES
 from anydevice._plan.model import shape_of
 
-SMALL = {
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 211,
-    "pad_token_id": 0,
-}
+SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+SMALL |= {"num_key_value_heads": 2, "vocab_size": 211, "pad_token_id": 0}
 LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
 LATENT |= {"v_head_dim": 8, "n_routed_experts": 8, "moe_intermediate_size": 24}
 LATENT |= {"num_key_value_heads": 4, "first_k_dense_replace": 1, "num_experts_per_tok": 2}
@@ -111,9 +105,7 @@ def cache_bytes(config: Any) -> int:
     cache: Any = StaticCache(config=config, max_cache_len=8192)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads, meta = config.num_key_value_heads, torch.device("meta")
-    cache.early_initialization(
-        batch_size=2, num_heads=heads, head_dim=size, dtype=torch.bfloat16, device=meta
-    )
+    cache.early_initialization(2, heads, size, torch.bfloat16, meta)
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
 

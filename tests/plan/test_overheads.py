@@ -28,14 +28,8 @@ SMALL = {
     "vocab_size": 32000,
     "tie_word_embeddings": True,
 }
-LARGE = SMALL | {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
-}
+LARGE = SMALL | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 24}
+LARGE |= {"num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False}
 EVERY_HEAD = SMALL | {"model_type": "phi3", "num_attention_heads": 20, "num_key_value_heads": 20}
 FORMULA = EVERY_HEAD | {"model_type": "phi", "hidden_size": 2560}
 NORMED = SMALL | {"model_type": "qwen3", "intermediate_size": 9728, "head_dim": 128}
@@ -113,14 +107,8 @@ def test_blocks_are_those_of_the_allocator() -> None:
 
 def test_the_rounding_of_weights_follows_from_their_sizes() -> None:
     # As measured on an NVIDIA H200 with PyTorch 2.11, to the MiB: 11,252,954,112 bytes.
-    phi = {
-        "model_type": "phi",
-        "hidden_size": 2560,
-        "intermediate_size": 10240,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "vocab_size": 51200,
-    }
+    phi = {"model_type": "phi", "hidden_size": 2560, "intermediate_size": 10240}
+    phi |= {"num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 51200}
     estimate = estimate_inference(phi, context=2048, batch=4, dtype="float32")
     assert estimate.weights == 11_118_735_520
     assert (estimate.weights + estimate.overheads.rounding) // MIB == 11_252_954_112 // MIB

@@ -27,18 +27,18 @@ def room_for(total: int) -> int:
     return -(-total * (100 + MARGIN) // 100)
 
 
-def planned(devices: Any = "cuda", model: Any = LLAMA_8B, **machine: Any) -> Plan:
-    """The plan of `ASKED` on a fake machine, by default with one card."""
+def planned(
+    devices: Any = "cuda", model: Any = LLAMA_8B, asked: dict[str, Any] = ASKED, **machine: Any
+) -> Plan:
+    """The plan on a fake machine, by default of `ASKED` with one card."""
     with testing.fake_machine(**{"cuda": 1, **machine}):
-        return plan_inference(model, devices, **ASKED)
+        return plan_inference(model, devices, **asked)
 
 
 def cpu_with(memory: int) -> BackendScan:
     """A CPU of that memory; what is really free here may be less, so it is small in tests."""
     facts = Facts("a small CPU", memory_kind="host", total_memory=memory, usable_memory=memory)
-    return BackendScan(
-        "cpu", present=True, devices=(RawDevice(0, "cpu", facts),), engines=("numpy", "torch")
-    )
+    return BackendScan("cpu", True, (RawDevice(0, "cpu", facts),), engines=("numpy", "torch"))
 
 
 def whole(plan: Plan) -> None:
@@ -68,15 +68,13 @@ def test_the_processor_keeps_no_margin() -> None:
     small = {**LLAMA_8B, "num_hidden_layers": 2, "vocab_size": 1000}
     needed = estimate_inference(small, context=128).on_cpu().total
     for memory, fits in ((needed, True), (needed - 1, False)):
-        with testing.fake_machine(scans=[cpu_with(memory)]):
-            assert plan_inference(small, "cpu", context=128).fits is fits
+        assert (
+            planned("cpu", small, {"context": 128}, cuda=0, scans=[cpu_with(memory)]).fits is fits
+        )
 
 
-def test_what_is_free_counts_and_not_what_there_is() -> None:
+def test_the_free_memory_of_each_card_counts() -> None:
     assert not planned(memory=2 * TOTAL, free=TOTAL - 1).fits
-
-
-def test_the_card_with_the_most_room_is_taken() -> None:
     free = [room_for(TOTAL), 2 * TOTAL, room_for(TOTAL)]
     assert str(planned(None, cuda=3, memory=2 * TOTAL, free=free).device) == "cuda:1"
 
@@ -186,27 +184,21 @@ def test_a_smaller_cache_is_offered_where_that_is_enough() -> None:
         assert plan_inference(LLAMA_8B, "cuda", kv_dtype="float8_e4m3fn", **asked).fits
 
 
-def test_what_is_quantized_already_is_not_offered_quantized() -> None:
-    bits = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
-    total = estimate_inference({**LLAMA_8B, **bits}, **ASKED).total
-    with testing.fake_machine(cuda=1, memory=int(0.95 * total)):
-        plan = plan_inference({**LLAMA_8B, **bits}, "cuda", **ASKED)
-    assert [each.change for each in plan.alternatives] == ["context", "batch", "kv_dtype"]
-
-
 def test_what_is_small_already_is_offered_only_smaller() -> None:
     asked = {**ASKED, "dtype": "float8_e4m3fn", "kv_dtype": "float8_e4m3fn"}
     total = estimate_inference(LLAMA_8B, **asked).total
-    with testing.fake_machine(cuda=1, memory=int(0.95 * total)):
-        plan = plan_inference(LLAMA_8B, "cuda", **asked)
+    plan = planned(asked=asked, memory=int(0.95 * total))
     found = {each.change: each.value for each in plan.alternatives}
     assert found.pop("quantization") == "int4"
     assert set(found) == {"context", "batch"}
+    bits = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
+    total = estimate_inference({**LLAMA_8B, **bits}, **ASKED).total
+    plan = planned(model={**LLAMA_8B, **bits}, memory=int(0.95 * total))
+    assert [each.change for each in plan.alternatives] == ["context", "batch", "kv_dtype"]
 
 
 def test_where_nothing_helps_the_bars_show_how_far_it_goes() -> None:
-    with testing.fake_machine(cuda=2, memory="1GiB", free=[GIB, 2**20]):
-        plan = plan_inference(LLAMA_8B, ["cuda:0", "cuda:1"], **ASKED)
+    plan = planned(["cuda:0", "cuda:1"], cuda=2, memory="1GiB", free=[GIB, 2**20])
     assert (plan.fits, plan.alternatives) == (False, ())
     assert [str(each.device) for each in plan.placements] == ["cuda:0", "cuda:1"]
     assert plan.placements[1].layers == range(0)
@@ -241,8 +233,7 @@ def test_forms_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_as_plain_data() -> None:
-    with testing.fake_machine(cuda=2, memory=int(0.7 * TOTAL)):
-        data = plan_inference(LLAMA_8B, "cuda", **ASKED).to_dict()
+    data = planned(cuda=2, memory=int(0.7 * TOTAL)).to_dict()
     again = json.loads(json.dumps(data))
     assert again == data
     assert again["fits"] is True
@@ -291,9 +282,7 @@ def test_a_very_long_name_is_shortened(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_device_that_does_not_tell_its_memory_is_not_counted() -> None:
-    silent = BackendScan(
-        "tpu", present=True, devices=(RawDevice(0, "tpu", Facts("a TPU")),), engines=("jax",)
-    )
+    silent = BackendScan("tpu", True, (RawDevice(0, "tpu", Facts("a TPU")),), engines=("jax",))
     with testing.fake_machine(scans=[silent]):
         plan = plan_inference(LLAMA_8B, "tpu", **ASKED)
     assert not plan.fits

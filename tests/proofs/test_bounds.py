@@ -80,12 +80,8 @@ def test_bounds_over_boxes_contain_the_values_at_their_points(inputs: int) -> No
 def test_substitution_is_tighter_than_what_is_carried_forward() -> None:
     net = networks.network(5, 16, 16, 16, 3)
     x = points(net, 8)
-    loose, tight = (
-        LinearBounds(
-            prepare(net, "real", numpy_machine()), *outward(x - 0.1, x + 0.1, "float64"), each
-        ).layers[3]
-        for each in (False, True)
-    )
+    prepared, box = prepare(net, "real", numpy_machine()), outward(x - 0.1, x + 0.1, "float64")
+    loose, tight = (LinearBounds(prepared, *box, each).layers[3] for each in (False, True))
     widths = [float((layer.high - layer.low).mean()) for layer in (loose, tight)]
     assert widths[1] < 0.97 * widths[0]
 
@@ -160,9 +156,7 @@ def _rows_outside(net: Network, x: Any, found: LinearBounds) -> int:
     return sum(Fraction(float(a)) > b for a, b in zip(low, signed, strict=True))
 
 
-def test_the_terms_for_sums_over_inputs_and_constants_are_needed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_terms_for_inputs_and_constants_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     net = networks.network(200, 4, seed=5)
     x = points(net, 20)
     assert _rows_outside(net, x, relaxed(net, x, x, "real", "float32")) == 0
@@ -188,9 +182,7 @@ def test_what_is_lost_beside_a_large_constant_is_part_of_the_error(dtype: str) -
     assert Fraction(float(low[0])) <= exact
 
 
-def test_the_chord_above_a_relu_is_valid_at_both_ends_whatever_slope_came_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_chord_above_a_relu_is_valid_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     low = -np.exp(random.uniform(-20, 5, 2000)).astype(np.float32)
     high = np.exp(random.uniform(-20, 5, 2000)).astype(np.float32)
@@ -250,11 +242,9 @@ def test_weights_that_are_not_float32_are_bounded_in_float32_too() -> None:
 
 
 def test_constants_of_rows_are_rounded_downward() -> None:
-    third = Fraction(1, 3)
-    rows = rows_of(query([0, 0], [1, 1], [[1], [1]], [third, -third]))
-    assert all(
-        Fraction(float(c)) <= e for c, e in zip(rows.constants, (third, -third), strict=True)
-    )
+    thirds = (Fraction(1, 3), Fraction(-1, 3))
+    rows = rows_of(query([0, 0], [1, 1], [[1], [1]], thirds))
+    assert all(Fraction(float(c)) <= e for c, e in zip(rows.constants, thirds, strict=True))
     assert not rows.mixes
 
 
@@ -273,9 +263,7 @@ def test_five_thousand_exact_bounds() -> None:
         net = networks.network(5, 30, 30, 30, 5, seed=seed)
         x = points(net, 2, seed)
         for radius in (0.0, 0.02):
-            found = relaxed(
-                net, x - radius, x + radius, "real", "float32" if seed % 2 else "float64"
-            )
+            found = relaxed(net, x - radius, x + radius, "real", ("float64", "float32")[seed % 2])
             assert outside_exact(net, found, x) == 0
             checked += 2 * len(x) * sum(node.size for node in net.nodes)
     assert checked >= 5000

@@ -71,18 +71,8 @@ def trained(engine: str, loss: Any, epochs: int = 12, **options: Any) -> Any:
     where = anydevice.device("cpu", engine=engine)
     model = nn.build(nn.Dense(2, 16), "relu", nn.Dense(16, 3), "softmax", device=CPU)
     how = "default" if engine == "jax" else "none"  # its primitives one by one take minutes
-    return nn.train(
-        model,
-        nn.Batches(x, y, 24),
-        nn.Adam(0.02),
-        loss,
-        epochs=epochs,
-        device=where,
-        optimize=how,
-        seed=0,
-        progress=False,
-        **options,
-    )
+    options |= {"epochs": epochs, "device": where, "optimize": how, "seed": 0, "progress": False}
+    return nn.train(model, nn.Batches(x, y, 24), nn.Adam(0.02), loss, **options)
 
 
 def share_certified(model: nn.Model, eps: float) -> float:

@@ -151,10 +151,8 @@ def test_16_bits_are_not_covered(precision: str) -> None:
     model = small()
     where = anydevice.device("cpu", engine="torch")
     claim = proved(model)
-    narrow = anydevice.compile(
-        model, where, precision=precision, optimize="none", properties=[claim]
-    )
-    assert "not covered: it computes in bfloat16" in narrow.report.proved[0]
+    fast = anydevice.compile(model, where, precision=precision, optimize="none", properties=[claim])
+    assert "not covered: it computes in bfloat16" in fast.report.proved[0]
 
 
 def test_convolutions_of_accelerators_are_not_covered() -> None:

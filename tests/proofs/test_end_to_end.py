@@ -57,9 +57,7 @@ def outcome(seed: int, memory: int) -> str:
         if random.random() < 0.5:
             claim = proofs.less(0, 1)
     precision = "float32" if random.random() < 0.7 else "real"
-    result = proofs.prove(
-        model, claim, over=proofs.box(low, high), memory=memory, precision=precision
-    )
+    result = proofs.prove(model, claim, proofs.box(low, high), memory=memory, precision=precision)
 
     def margin(outputs: Any) -> Any:
         """Above 0 where the property holds, whatever float32 rounds."""

@@ -29,10 +29,8 @@ def is_bad(query: Query, y: Any) -> bool:
     """Whether outputs are bad for a query, in exact arithmetic."""
     exact = [Fraction(float(number)) for number in y]
     rows = []
-    for row, constant, strict in zip(
-        query.coefficients, query.constants, query.strict, strict=True
-    ):
-        value = sum((a * b for a, b in zip(row, exact, strict=True)), constant)
+    for row, shift, strict in zip(query.coefficients, query.constants, query.strict, strict=True):
+        value = sum((a * b for a, b in zip(row, exact, strict=True)), shift)
         rows.append(value < 0 if strict else value <= 0)
     groups = set(query.group)
     return any(
@@ -189,12 +187,7 @@ def test_a_python_function_cannot_be_saved() -> None:
 @pytest.mark.parametrize(
     "described",
     [
-        None,
-        {},
-        [],
-        3,
-        {"kind": "Nothing"},
-        {"kind": "Within"},
+        *(None, {}, [], 3, {"kind": "Nothing"}, {"kind": "Within"}),
         {"kind": "Within", "low": "a"},
         {"kind": "AllOf", "parts": [1]},
         {"kind": "AllOf", "parts": []},
@@ -220,15 +213,8 @@ def numeric(model: nn.Model, x: Any, step: float = 1e-6) -> Any:
 
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "tanh", "sigmoid", "silu", "softmax"])
 def test_derivative_networks(activation: str) -> None:
-    model = nn.build(
-        nn.Dense(3, 5),
-        nn.BatchNorm(5),
-        activation,
-        nn.Dense(5, 4),
-        activation,
-        nn.Dense(4, 2),
-        device=CPU,
-    )
+    first = (nn.Dense(3, 5), nn.BatchNorm(5), activation)
+    model = nn.build(*first, nn.Dense(5, 4), activation, nn.Dense(4, 2), device=CPU)
     network = lower(model).network
     generator = np.random.default_rng(0)
     for _ in range(5):
@@ -254,13 +240,10 @@ def test_slopes_are_problems_of_their_own_in_real_arithmetic() -> None:
     assert is_bad(steepness.query, [0.0, 2.1, 0.0, 0.0])
 
 
-def test_a_straight_model_has_a_constant_slope() -> None:
+def test_slopes_of_straight_models_and_none_of_gelu() -> None:
     model = nn.build(nn.Dense(3, 5), nn.Dense(5, 2), device=CPU)
     found, _ = evaluate(derivative(lower(model).network, 1, 0), np.ones((2, 3)))
     assert np.allclose(found, numeric(model, np.ones((1, 3)))[0, 1])
-
-
-def test_no_derivative_of_gelu() -> None:
     model = nn.build(nn.Dense(3, 5), "gelu", device=CPU)
     with pytest.raises(UnsupportedError, match="gelu"):
         p.problems(p.lipschitz(1), lower(model).network, UNIT)

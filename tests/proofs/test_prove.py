@@ -6,6 +6,7 @@ import os
 import signal
 import tracemalloc
 from fractions import Fraction
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,7 @@ def proved(
     return all_proved(Theorem(net, (question,), arithmetic, True), machine, **limits)
 
 
-def all_proved(
-    theorem: Theorem, machine: BoundsMachine | None = None, **limits: Any
-) -> proving.Result:
+def all_proved(theorem: Theorem, machine: Any = None, **limits: Any) -> proving.Result:
     machine = machine or numpy_machine()
     with machine.context():
         return proving.prove_theorems([theorem], machine, SearchLimits(**limits))
@@ -206,9 +205,8 @@ def test_several_rows_of_a_group_close_by_their_weighted_sum() -> None:
     """max(y, -y) + 0.01 > 0, which neither row proves without many boxes."""
     net = networks.network(2, 8, 1, seed=2)
     question = query([-1, -1], [1, 1], [[1], [-1]], [0, 1], [0, 0])
-    result = proved(net, question)
-    assert isinstance(result, proofs.Proof)
-    assert result.check()
+    result: Any = proved(net, question)
+    assert checked(result)
     weights = result.certificates[0].trees[0].weights
     assert (weights > 0).all(1).any()
 
@@ -232,24 +230,11 @@ def test_networks_of_many_inputs_are_divided_by_cases_of_neurons(groups: int) ->
     assert (EACH_GROUP in steps) == (groups > 1)
 
 
-@pytest.mark.parametrize(
-    ("limits", "reason"), [({"until": 0.0}, "time"), ({"memory": 100}, "memory")]
-)
+@pytest.mark.parametrize(("limits", "reason"), [({"until": 0}, "time"), ({"memory": 99}, "memory")])
 def test_a_search_beyond_its_limits_is_undecided(limits: dict[str, Any], reason: str) -> None:
     net, question, _ = hard()
     result = proved(net, question, **limits)
     assert stop_of(result)[0] == reason
-
-
-class Ticks:
-    """A clock that goes on by one whenever it is read."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> float:
-        self.now += 1
-        return self.now
 
 
 def many(number: int, tail: tuple[Query, ...] = ()) -> Theorem:
@@ -266,20 +251,18 @@ def many(number: int, tail: tuple[Query, ...] = ()) -> Theorem:
 @pytest.mark.parametrize("until", [40, 250])
 def test_a_limit_of_time_is_kept_between_many_queries(until: int) -> None:
     """In their first bounds, and where all are proved and the checker reads them again."""
-    theorem = many(100, (hard()[1],))
-    clock = Ticks()
-    result = all_proved(theorem, until=until, clock=clock)
-    assert isinstance(result, proofs.Undecided)
-    assert result.reason == "time"
-    assert 0.1 < result.proved_share < 1
-    assert clock.now < until + 10
+    ticks = count(1)
+    result = all_proved(many(100, (hard()[1],)), until=until, clock=ticks.__next__)
+    reason, share = stop_of(result)
+    assert reason == "time"
+    assert 0.1 < share < 1
+    assert next(ticks) <= until + 10
 
 
 def test_a_limit_of_time_is_kept_while_the_checker_is_at_work() -> None:
-    theorem = many(50)
-    clock = Ticks()
-    assert all_proved(theorem, clock=clock)
-    result = all_proved(theorem, until=clock.now - 5, clock=Ticks())
+    theorem, ticks = many(50), count(1)
+    assert all_proved(theorem, clock=ticks.__next__)
+    result = all_proved(theorem, until=next(ticks) - 6, clock=count(1).__next__)
     assert stop_of(result) == ("time", 1.0)
 
 
@@ -352,10 +335,10 @@ def test_ctrl_c_gives_what_was_reached() -> None:
         if progress.share > 0.3:
             signal.raise_signal(signal.SIGINT)
 
-    result = proved(net, question, tell=tell, batch=8)
-    assert isinstance(result, proofs.Undecided)
-    assert result.reason == "interrupted"
-    assert 0.3 < result.proved_share < 1
+    result: Any = proved(net, question, tell=tell, batch=8)
+    reason, share = stop_of(result)
+    assert reason == "interrupted"
+    assert 0.3 < share < 1
     assert result.best_bound < 0
     assert reports[-1].open > 0
     assert reports[-1].boxes_per_second > 0
@@ -531,8 +514,7 @@ def test_a_network_whose_relus_are_all_off_has_no_case_to_try(off: float) -> Non
     for least in (0.25, 0.2499):
         question = query([0] * 60, [1] * 60, [[1]], [-least])
         results.append(proved(net, question._replace(strict=(True,))))
-    assert isinstance(results[0], proofs.Undecided)
-    assert results[0].reason == "resolution"
+    assert stop_of(results[0])[0] == "resolution"
     assert isinstance(results[1], proofs.Proof)
 
 

@@ -204,9 +204,7 @@ LOOSE = {"nnx": 1e-6, "equinox": 1e-6, "torch": 1e-10}
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_modules_of_every_library_are_lowered(
-    library: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_of_libraries_are_lowered(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Callable[[Any], Any]] = []
 
     def keep_call(*arguments: Any) -> Callable[[Any], Any]:

@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 EVIL = "<script>alert('x')</script>&\"\x00"
 """The name that a model, a file or a metric may have."""
 
-
 VOID = ("br", "meta", "hr", "img")
 
 

@@ -125,11 +125,9 @@ def test_a_failed_check_is_not_sent_back_to_the_doctor() -> None:
 
 def test_verdicts() -> None:
     assert diagnosis.explain_verdict(Verdict("cuda:0", "torch", True)) is None
-    wrong = diagnosis.explain_verdict(
-        Verdict("cuda:0", "torch", False, Reason("wrong_answer", "3"))
-    )
-    assert wrong is not None
-    assert (wrong.subject, wrong.cause) == ("cuda:0 with torch", "wrong answer")
+    bad = diagnosis.explain_verdict(Verdict("cuda:0", "torch", False, Reason("wrong_answer", "3")))
+    assert bad is not None
+    assert (bad.subject, bad.cause) == ("cuda:0 with torch", "wrong answer")
     silent = diagnosis.explain_verdict(Verdict("cuda:0", "torch", False))
     assert silent is not None
     assert silent.evidence == ("it gave no reason",)

@@ -59,22 +59,15 @@ def test_a_usable_device_says_who_drives_it() -> None:
     assert ending == ["Chosen: cuda:0, because it is the first usable one in the order of backends"]
 
 
-def test_unified_memory_and_tiers_are_said() -> None:
+def test_unified_memory_tiers_and_architectures_are_said() -> None:
     with machine_of(metal=1, opencl=1, engines=["numpy"]) as report:
         shown = text(report)
     assert "16.0 GiB unified, 16.0 free" in line_of(shown, "✓ metal:0")
     assert line_of(shown, "✓ metal:0").endswith("   not tested on hardware")
     assert line_of(shown, "✓ opencl:0").endswith("   experimental")
-
-
-def test_an_architecture_and_a_cpu_behind_opencl_are_said() -> None:
+    card = RawDevice(0, "gpu", Facts("MI300X", architecture="gfx942"))
     scans = (
-        BackendScan(
-            "rocm",
-            True,
-            (RawDevice(0, "gpu", Facts("MI300X", architecture="gfx942")),),
-            engines=("numpy",),
-        ),
+        BackendScan("rocm", True, (card,), engines=("numpy",)),
         BackendScan("opencl", True, (RawDevice(0, "cpu", Facts("PoCL")),), engines=("numpy",)),
     )
     with machine_of(scans=scans) as report:
@@ -115,13 +108,8 @@ def test_cards_with_one_and_the_same_trouble_share_its_lines() -> None:
 
 
 def test_a_backend_without_devices_is_a_line_of_its_own() -> None:
-    broken = BackendScan(
-        "cuda",
-        True,
-        stage="driver",
-        reason=Reason("asleep", "it is asleep"),
-        notes=("seen by lspci",),
-    )
+    reason = Reason("asleep", "it is asleep")
+    broken = BackendScan("cuda", True, stage="driver", reason=reason, notes=("seen by lspci",))
     with machine_of(scans=[broken]) as report:
         shown = text(report, choice=why())
     assert shown.splitlines()[2:6] == [
@@ -205,18 +193,11 @@ def test_a_notebook_shows_a_table_and_runs_nothing_from_a_name() -> None:
         table = table_of(report)
     assert "script" not in table.tags
     rows = {row[1]: row for row in table.rows}
-    assert rows["cuda:0"] == [
-        "✗",
-        "cuda:0",
-        "<script>alert(1)</script>",
-        "stopped at: device\na < b\nfix: do this",
-    ]
+    stop = "stopped at: device\na < b\nfix: do this"
+    assert rows["cuda:0"] == ["✗", "cuda:0", "<script>alert(1)</script>", stop]
     assert rows["rocm"] == ["–", "rocm", "", "not in this machine: not in this fake machine"]
     assert rows["cpu"][0] == "✓"
     assert "recommended: cpu" in report._repr_html_()
-
-
-def test_a_backend_that_is_absent_without_a_reason_has_an_empty_cell() -> None:
     with machine_of(scans=[BackendScan("tpu", present=False)]) as report:
         rows = {row[1]: row for row in table_of(report).rows}
     assert rows["tpu"] == ["–", "tpu", "", ""]

@@ -91,14 +91,10 @@ def test_epochs_are_integers_and_the_last_is_named() -> None:
     assert all(float(each.replace(",", "")).is_integer() for each in below(12_345)[-4:])
 
 
-def test_places_are_tenths_on_every_python() -> None:
-    # Sums of widths differ in their last digits before Python 3.12.
+def test_places_are_tenths_and_many_points_have_two_marks() -> None:
     told = chart(Curve("loss", [(n, 10.0**-n) for n in range(4)])).findall("path[@class='grid']")
     assert told
     assert not [path.get("d") for path in told if re.search(r"\.\d\d", path.get("d", ""))]
-
-
-def test_many_points_have_marks_at_the_ends_alone() -> None:
     assert len(heights(chart(Curve("loss", [(n, 1 / n) for n in range(1, 42)])))) == 2
 
 

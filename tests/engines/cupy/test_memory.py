@@ -16,9 +16,7 @@ GIB = 2**30
 CARD = Device("cuda", 0)
 
 
-def test_the_limit_of_cupy_is_that_of_before_when_it_is_lifted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_lifted_limit_restores_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     class Pool:
         limit = 7 * GIB
 

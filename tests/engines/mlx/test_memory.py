@@ -1,4 +1,4 @@
-"""MLX's memory, and the limit that anydevice watches over."""
+"""Arrays of MLX, their memory, and the limit that anydevice watches over."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.engines import registry
+from anydevice.errors import UnsupportedError
+from tests.comparing import COPIED, assert_same_values
 
 MIB = 2**20
-
-
 CPU_OF_UNKNOWN_SIZE = BackendScan("cpu", True, (RawDevice(0, "cpu", Facts("a processor")),))
+mx = pytest.importorskip("mlx.core")
+engine = registry.load("mlx")
+CPU = Device("cpu")
 
 
-def test_what_mlx_can_have_is_what_its_container_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice._engines.mlx import arrays
     from anydevice._machine.hardware.cpu import reader
 
@@ -125,3 +126,41 @@ def test_the_limit_of_mlx_is_its_own_again_when_lifted() -> None:
 def test_errors_of_mlx(error: Exception, out: bool, asked: int | None) -> None:
     memory = registry.load("mlx").memory
     assert (memory.ran_out(error), memory.asked(error)) == (out, asked)
+
+
+def test_native_and_default_devices() -> None:
+    assert engine.native(CPU) == mx.Device(mx.cpu, 0)
+    before = mx.default_device()
+    seen = []
+
+    def fail_inside() -> None:
+        with engine.default_scope(CPU):
+            seen.append(mx.default_device())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_inside()
+    assert seen == [mx.Device(mx.cpu, 0)]
+    assert mx.default_device() == before
+
+
+def test_float64_is_kept_and_complex128_refused() -> None:
+    x = np.array([1 + 1e-12])
+    placed = engine.place(x, CPU)
+    assert placed.dtype == mx.float64
+    assert_same_values(engine.to_host(placed), x, because=COPIED)
+    with pytest.raises(UnsupportedError, match=r"MLX has no complex128, so .* narrow=True"):
+        engine.place(np.zeros(2, np.complex128), CPU)
+    with pytest.raises(UnsupportedError, match="MLX has no complex128; use complex64"):
+        engine.empty((2,), as_dtype("complex128"), CPU)
+    assert engine.place(np.ones(2, np.complex128), CPU, narrow=True).dtype == mx.complex64
+
+
+def test_what_it_holds_is_finished_and_lent_but_nothing_taken_over() -> None:
+    with pytest.raises(UnsupportedError, match="MLX takes over no array without a copy"):
+        engine.adopt(np.ones(3, np.float32))
+    lent = np.from_dlpack(engine.export(mx.array([1.0]) + 1))
+    assert_same_values(lent, [2], because=COPIED)
+    later = [mx.ones(4) * number for number in range(3)]
+    engine.finish(later)
+    assert [np.asarray(x).tolist() for x in later] == [[n] * 4 for n in (0.0, 1.0, 2.0)]

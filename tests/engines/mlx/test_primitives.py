@@ -202,7 +202,7 @@ def test_a_checkpoint_runs_again_for_its_gradient() -> None:
 # The compiler
 
 
-def test_static_arguments_are_constants() -> None:
+def test_static_arguments_are_hashable_constants() -> None:
     made = []
 
     def scaled(x: Any, power: int, *more: Any, shift: float = 0.0, **named: Any) -> Any:
@@ -216,9 +216,6 @@ def test_static_arguments_are_constants() -> None:
     assert made == [2]
     assert compiled(x, 3, mx.array(1.0), shift=0.5, y=mx.array(2.0)).tolist() == [11.5]
     assert compiled.__name__ == "scaled"
-
-
-def test_arguments_that_cannot_be_static_are_named() -> None:
     compiled = COMPILER.compile(lambda x, sizes: x, static=["sizes"])
     with pytest.raises(ConfigurationError, match=r"must be hashable.*among sizes"):
         compiled(mx.zeros(1), [1])
@@ -238,9 +235,7 @@ def test_its_own_versions_can_be_compiled() -> None:
 
 
 @pytest.mark.parametrize("static", [(), ("name",)])
-def test_random_numbers_go_on_after_a_function_that_cannot_be_compiled(
-    static: tuple[str, ...],
-) -> None:
+def test_random_numbers_go_on_after_a_failed_compilation(static: tuple[str, ...]) -> None:
     def fails(x: mx.array, name: str = "no") -> mx.array:
         mx.random.uniform(shape=(2,))
         raise ValueError(name)

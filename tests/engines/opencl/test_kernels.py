@@ -76,18 +76,12 @@ def test_rows(put: Put, get: Any, assumed: None, shape: Any, dtype: str) -> None
     weight, bias = numbers(shape[-1:], dtype, 1), numbers(shape[-1:], dtype, 2)
     placed = put(x)
     check(get(KERNELS["softmax"](placed, -1)), expected("softmax", x, -1), dtype)
-    check(
-        get(KERNELS["rmsnorm"](placed, put(weight), 1e-6)),
-        expected("rmsnorm", x, weight, 1e-6),
-        dtype,
-    )
+    normed = get(KERNELS["rmsnorm"](placed, put(weight), 1e-6))
+    check(normed, expected("rmsnorm", x, weight, 1e-6), dtype)
     for one, two in ((weight, bias), (None, bias), (weight, None), (None, None)):
         given = [None if each is None else put(each) for each in (one, two)]
-        check(
-            get(KERNELS["layernorm"](placed, *given, 1e-5)),
-            expected("layernorm", x, one, two, 1e-5),
-            dtype,
-        )
+        normed = get(KERNELS["layernorm"](placed, *given, 1e-5))
+        check(normed, expected("layernorm", x, one, two, 1e-5), dtype)
         if dtype != "float32":
             break
 
@@ -114,11 +108,16 @@ def test_rows_with_what_is_not_finite(put: Put, get: Any, assumed: None) -> None
     np.testing.assert_allclose(get(KERNELS["softmax"](put(large), -1)), 1 / 8, rtol=allowed)
 
 
-def test_rows_that_other_kernels_must_do(put: Put) -> None:
+def test_what_other_kernels_must_do(put: Put) -> None:
     x = put(numbers((3, 4), "float32"))
     assert KERNELS["softmax"](x, 0) is NotImplemented
     assert KERNELS["softmax"](put(np.ones((3, 4), np.int32)), 1) is NotImplemented
     assert KERNELS["rmsnorm"](x, put(numbers((4,), "bfloat16")), 1e-6) is NotImplemented
+    q = put(numbers((1, 1, 2, 8), "float32"))
+    other, large = put(numbers((1, 1, 2, 8), "bfloat16")), put(numbers((1, 1, 1, 513), "float32"))
+    rest = (False, None, None, None, None)
+    assert KERNELS["attention"](q, q, other, *rest) is NotImplemented
+    assert KERNELS["attention"](large, large, large, *rest) is NotImplemented
 
 
 @pytest.mark.parametrize("dtype", ERRORS)
@@ -210,9 +209,7 @@ def test_attention(put: Put, get: Any, assumed: None, case: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("queries", [1, 24])
-def test_attention_of_other_numbers(
-    put: Put, get: Any, dtype: str, queries: int, assume: Assume
-) -> None:
+def test_attention_dtypes(put: Put, get: Any, dtype: str, queries: int, assume: Assume) -> None:
     q, k, v = (numbers((1, 2, n, 32), dtype, n) for n in (queries, 30, 30))
     wanted = attended(q, k, v, True, None, None, None, None)
     for is_cpu in (None, False):
@@ -227,9 +224,7 @@ def test_attention_of_views(put: Put, get: Any) -> None:
     host = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
     rest = (False, None, None, None, None)
     check(get(KERNELS["attention"](*placed, *rest)), attended(*host, *rest), "float32")
-    backwards = [
-        xp.permute_dims(xp.permute_dims(put(x), (0, 2, 3, 1)), (0, 1, 3, 2)) for x in (q, k, v)
-    ]
+    backwards = [xp.permute_dims(xp.permute_dims(x, (0, 1, 3, 2)), (0, 1, 3, 2)) for x in placed]
     check(get(KERNELS["attention"](*backwards, *rest)), attended(*host, *rest), "float32")
     turned_over = [xp.permute_dims(put(x.transpose(0, 2, 3, 1)), (0, 1, 3, 2)) for x in (q, k, v)]
     check(get(KERNELS["attention"](*turned_over, *rest)), attended(*host, *rest), "float32")
@@ -238,23 +233,11 @@ def test_attention_of_views(put: Put, get: Any) -> None:
 def test_attention_to_nothing_and_of_nothing(put: Put, get: Any) -> None:
     q, none = put(numbers((1, 1, 2, 8), "float32")), put(np.ones((1, 1, 0, 8), np.float32))
     rest = (False, None, None, None, None)
-    assert_same_values(
-        get(KERNELS["attention"](q, none, none, *rest)), np.zeros((1, 1, 2, 8)), because=EXACT
-    )
+    assert get(KERNELS["attention"](q, none, none, *rest)).tolist() == [[[[0] * 8] * 2]]
     assert get(KERNELS["attention"](none, q, q, *rest)).shape == (1, 1, 0, 8)
 
 
-def test_attention_that_other_kernels_must_do(put: Put) -> None:
-    q = put(numbers((1, 1, 2, 8), "float32"))
-    other, large = put(numbers((1, 1, 2, 8), "bfloat16")), put(numbers((1, 1, 1, 513), "float32"))
-    rest = (False, None, None, None, None)
-    assert KERNELS["attention"](q, q, other, *rest) is NotImplemented
-    assert KERNELS["attention"](large, large, large, *rest) is NotImplemented
-
-
-def test_tiles_that_a_device_does_not_take_are_passed_over(
-    put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_tiles(put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch) -> None:
     assume(is_cpu=False)
     monkeypatch.setattr(programs, "kernel_in_one_size", lambda *_, **defines: None)
     q = numbers((1, 1, 20, 32), "float32")

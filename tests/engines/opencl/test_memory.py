@@ -1,4 +1,4 @@
-"""The memory that our pool on OpenCL holds."""
+"""Arrays on OpenCL, and the memory that our pool holds."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from anydevice import ops
 from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.engine import Engine, MemoryUse
+from anydevice.errors import UnsupportedError
 from tests.comparing import COPIED, assert_same_values
 
 cl = pytest.importorskip("pyopencl")
-
 from anydevice._engines.opencl import buffers
 
 FLOAT32 = as_dtype("float32")
 MIB = 2**20
-
-
 UINT8 = as_dtype("uint8")
+HERE = Device("opencl")
 
 
 def use_of(engine: Engine, device: Device) -> MemoryUse:
@@ -46,7 +45,7 @@ def here(engine: Engine) -> Iterator[Device]:
     engine.memory.set_limit(device, None)
 
 
-def test_everything_on_opencl_is_counted(engine: Engine, here: Device) -> None:
+def test_everything_on_opencl_is_counted_but_small_tables(engine: Engine, here: Device) -> None:
     before = use_of(engine, here).in_use
     made: list[Any] = [engine.place(np.ones((512, 512), np.float32), here)]
     for grow in (
@@ -63,11 +62,6 @@ def test_everything_on_opencl_is_counted(engine: Engine, here: Device) -> None:
     made.clear()
     engine.synchronize(here)
     assert use_of(engine, here).in_use == before
-
-
-def test_a_small_table_is_made_without_waiting_and_not_counted(
-    engine: Engine, here: Device
-) -> None:
     x = engine.place(np.ones(4, np.float32), here)
     before = use_of(engine, here).in_use
     small = engine.ops.asarray(np.arange(4, dtype=np.float32), x)
@@ -165,9 +159,7 @@ def test_threads_that_use_a_device_first_share_its_context(engine: Engine) -> No
         assert (ended.returncode, ended.stdout.split()) == (0, ["1", "1"]), ended.stderr
 
 
-def test_a_context_that_is_slow_to_make_is_made_once(
-    engine: Engine, here: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_contexts_made_once(engine: Engine, here: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def slowly(*arguments: Any, make: Any = buffers.Pool) -> Any:
         time.sleep(0.05)
         return make(*arguments)
@@ -178,3 +170,53 @@ def test_a_context_that_is_slow_to_make_is_made_once(
         pools = list(threads.map(buffers.pool, [context] * 4))
     assert len(set(map(id, pools))) == 1
     assert sum(each is pools[0] for each in buffers.pools_of(engine.native(here))) == 1
+
+
+def test_native_is_a_pyopencl_device(engine: Engine) -> None:
+    assert engine.native(HERE) == cl.get_platforms()[0].get_devices()[0]
+    first, second = (engine.place(np.ones(3, np.float32), HERE) for _ in range(2))
+    assert first.context == second.context
+
+
+def test_an_array_made_elsewhere_is_read(engine: Engine) -> None:
+    context = cl.Context([engine.native(HERE)])
+    x = cl.array.to_device(cl.CommandQueue(context), np.arange(3, dtype=np.float32))
+    without_queue = x.with_queue(None)
+    assert engine.devices_of(without_queue) == (HERE,)
+    assert_same_values(engine.to_host(x), [0, 1, 2], because=COPIED)
+
+
+@pytest.mark.parametrize(("one", "two"), [("int32", "int32"), ("float32", "float64")])
+def test_numbers_that_it_does_not_multiply_are_refused(engine: Engine, one: str, two: str) -> None:
+    a, b = (engine.place(np.ones((2, 2), dtype), HERE) for dtype in (one, two))
+    with pytest.raises(UnsupportedError, match=f"multiplies no {one} by {two}; convert both"):
+        engine.matmul(a, b)
+
+
+def test_without_a_driver_it_sees_no_device(tmp_path) -> None:
+    driver = tmp_path / "none.icd"
+    driver.write_text("/no/such/driver.so")
+    program = (
+        "from anydevice._machine.engines import registry; print(registry.load('opencl').devices())"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"OCL_ICD_VENDORS": str(driver), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == "()\n"
+
+
+def test_the_array_of_another_queue_is_waited_for(engine: Engine) -> None:
+    queue = cl.CommandQueue(engine.place(np.ones(1, np.float32), HERE).context)
+    x = cl.array.to_device(queue, np.arange(2**16, dtype=np.float32), async_=True) + 1
+    engine.finish(x)
+    assert_same_values(engine.to_host(x), np.arange(1, 2**16 + 1), because=COPIED)
+
+
+def test_nothing_passes_by_dlpack(engine: Engine) -> None:
+    for use in (engine.adopt, engine.export):
+        with pytest.raises(UnsupportedError, match="OpenCL has no DLPack; copy the array"):
+            use(np.ones(2))

@@ -40,9 +40,7 @@ ON_CPU_AND_GPU = pytest.mark.parametrize("assumed", ["cpu", "gpu"], indirect=Tru
 def numbers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
     """Numbers that the type holds, those of 16 bits included."""
     values = np.random.default_rng(seed).standard_normal(shape) * 3
-    return np.asarray(np.abs(values) if dtype.startswith("u") else values).astype(
-        DTYPES[dtype].numpy()
-    )
+    return np.asarray(abs(values) if dtype[0] == "u" else values).astype(DTYPES[dtype].numpy())
 
 
 def check(got: Any, wanted: Any, dtype: str, scale: float = 1.0) -> None:
@@ -67,7 +65,7 @@ def test_sums_of_whole_numbers(put: Put, get: Any, dtype: str) -> None:
     assert_same_values(get(xp.min(put(a), 1)), a.min(1), because=EXACT)
 
 
-def test_dtypes_that_other_engines_refuse(put: Put, get: Any) -> None:
+def test_whole_numbers_and_booleans(put: Put, get: Any) -> None:
     whole, truths = np.array([-3, 0, 2], np.int32), np.array([True, False])
     for got, wanted in [
         (xp.floor(put(whole)), whole),
@@ -78,9 +76,6 @@ def test_dtypes_that_other_engines_refuse(put: Put, get: Any) -> None:
         (xp.where(put(whole), put(np.arange(3)), 7), [0, 7, 2]),
     ]:
         assert_same_values(get(got), wanted, because=EXACT)
-
-
-def test_powers_of_whole_numbers(put: Put, get: Any) -> None:
     a = np.array([2, -3, 1, -1, -1, 5, 0], np.int32)
     b = np.array([10, 3, -2, -3, -2, -1, 0], np.int32)
     assert_same_values(get(xp.pow(put(a), put(b))), [1024, -27, 1, -1, 1, 0, 1], because=EXACT)
@@ -164,9 +159,8 @@ def test_views_and_their_copies(put: Put, get: Any) -> None:
     assert_same_values(get(xp.reshape(x, (6, 1, 4))), host.reshape(6, 1, 4), because=EXACT)
     assert_same_values(get(xp.reshape(x, (2, 12))), host.reshape(2, 12), because=EXACT)
     rows = xp.slice_axis(x, 1, 1, 3)
-    assert_same_values(
-        get(xp.reshape(rows, (2, 2, 2, 2))), host[:, 1:].reshape((2,) * 4), because=EXACT
-    )
+    four = host[:, 1:].reshape((2,) * 4)
+    assert_same_values(get(xp.reshape(rows, (2, 2, 2, 2))), four, because=EXACT)
     wide = xp.broadcast_to(xp.slice_axis(x, 2, 0, 1), (5, 2, 3, 6))
     assert_same_values(get(wide), np.broadcast_to(host[..., :1], (5, 2, 3, 6)), because=EXACT)
     assert_same_values(get(xp.reshape(wide, (-1,))), get(wide).reshape(-1), because=EXACT)
@@ -232,9 +226,7 @@ def test_what_opencl_does_not_compute_is_refused(put: Put) -> None:
         assert caught.value.absent is not None
 
 
-def test_a_device_without_float64_says_so(
-    put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lack_of_float64_is_said(put: Put, get: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = put(np.arange(4.0))
     about = programs.limits(x.context)
     lacking = Absent("the device has no float64", "convert the array to float32", "no_dtype")
@@ -303,9 +295,7 @@ def test_reductions_pass_on_what_is_not_a_number(put: Put, get: Any, assume: Ass
     x = np.zeros((2, 90), np.float32)
     x[0, 77] = np.nan
     for name in ("sum", "max", "min"):
-        assert_same_values(
-            np.isnan(get(getattr(xp, name)(put(x), 1))), [True, False], because=EXACT
-        )
+        assert np.isnan(get(getattr(xp, name)(put(x), 1))).tolist() == [True, False]
     assert get(xp.argmax(put(x), 1))[0] == 77
     assert get(xp.top_k(put(x), 2)[1])[0].tolist() == [77, 0]
 
@@ -330,7 +320,6 @@ def test_nothing_is_reduced(put: Put, get: Any) -> None:
         ("gpu", "float32"),
     ],
     indirect=["assumed"],
-    ids=["cpu", "groups of 1", "groups of 16", "gpu"],
 )
 def test_where_the_largest_are(put: Put, get: Any, assumed: None, dtype: str) -> None:
     x = numbers((4, 37, 3), dtype).round()
@@ -397,16 +386,12 @@ def test_products_of_views(put: Put, get: Any, assumed: None) -> None:
     wanted = host.transpose(1, 0, 2)[:, 3:20:5] @ host.transpose(1, 2, 0)[:, :, ::3]
     check(get(xp.matmul(few, rest)), wanted, "float32", 100)
     grouped = xp.reshape(xp.permute_dims(x, (1, 0, 2)), (2, 2, 1, 20, 24))
-    others = put(numbers((2, 2, 3, 24, 11), "float32", 2))
-    wanted = host.transpose(1, 0, 2).reshape(2, 2, 1, 20, 24) @ numbers(
-        (2, 2, 3, 24, 11), "float32", 2
-    )
-    check(get(xp.matmul(grouped, others)), wanted, "float32", 100)
+    other = numbers((2, 2, 3, 24, 11), "float32", 2)
+    wanted = host.transpose(1, 0, 2).reshape(2, 2, 1, 20, 24) @ other
+    check(get(xp.matmul(grouped, put(other))), wanted, "float32", 100)
 
 
-def test_tiles_that_a_device_does_not_take_are_passed_over(
-    put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_tiles(put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch) -> None:
     assume(is_cpu=False)
     monkeypatch.setattr(programs, "kernel_in_one_size", lambda *_, **defines: None)
     x = numbers((20, 20), "float32")
@@ -458,13 +443,10 @@ def test_joining(put: Put, get: Any) -> None:
     assert_same_values(got, np.concatenate([host.T, host.T], 1), because=EXACT)
 
 
-def test_an_array_of_another_queue_is_waited_for(put: Put, get: Any) -> None:
+def test_arrays_of_other_queues_and_contexts(put: Put, get: Any, engine: Engine) -> None:
     queue = cl.CommandQueue(put(np.ones(1)).context)
     x = cl.array.to_device(queue, np.arange(2**16, dtype=np.float32), async_=True) + 1
     assert_same_values(get(xp.add(x, 1)), np.arange(2, 2**16 + 2), because=EXACT)
-
-
-def test_an_array_of_another_context(engine: Engine, get: Any) -> None:
     context = cl.Context([engine.native(HERE)])
     x = cl.array.to_device(cl.CommandQueue(context), np.arange(5, dtype=np.float32))
     total = xp.add(x, x)
@@ -505,9 +487,7 @@ def test_memory_is_used_again_and_given_back(put: Put) -> None:
 
 
 @ON_CPU_AND_GPU
-def test_large_indices_have_64_bits(
-    put: Put, get: Any, assumed: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_indices(put: Put, get: Any, assumed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elementwise, "LARGEST_INDEX", 0)
     x = numbers((20, 24), "float32")
     placed = put(x)
@@ -519,9 +499,7 @@ def test_large_indices_have_64_bits(
     check(get(product), x.astype(np.float64) @ x.T, "float32", 100)
 
 
-def test_a_group_that_a_kernel_has_no_room_for_is_halved(
-    put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_groups(put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch) -> None:
     exact, refused = programs.exact_kernel, []
 
     def smaller(*given: Any) -> Any:

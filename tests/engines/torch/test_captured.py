@@ -12,7 +12,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 captured = pytest.importorskip("anydevice._engines.torch.captured")
-
 GPU = torch.cuda.is_available()
 PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not GPU, reason="no CUDA GPU"))]
 

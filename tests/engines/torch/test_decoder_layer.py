@@ -28,7 +28,7 @@ from anydevice._machine.engines import registry
 
 torch = pytest.importorskip("torch")
 fused = pytest.importorskip("anydevice._engines.torch.triton.fused")
-
+Make = Callable[..., Any]
 TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 GPU = torch.cuda.is_available() and not INTERPRETED
@@ -166,8 +166,7 @@ def right_product(
 
 
 @pytest.mark.parametrize(
-    "what",
-    ["norm bias gated", "bias residual", *map(later, ["", "norm", "gated residual"])],
+    "what", ["norm bias gated", "bias residual", *map(later, ["", "norm", "gated residual"])]
 )
 @pytest.mark.parametrize(
     ("rows", "dtype", "tile"),
@@ -179,9 +178,7 @@ def right_product(
         later(33, "float16", (16, 64, 1)),
     ],
 )
-def test_products(
-    rows: int, dtype: str, tile: tuple[int, int, int], what: str, make: Callable[..., Any]
-) -> None:
+def test_products(rows: int, dtype: str, tile: tuple[int, int, int], what: str, make: Make) -> None:
     products, *_ = modules()
     outputs, inputs, splits = tile
     tiles = {
@@ -220,7 +217,7 @@ def test_a_tile_fits_the_memory_of_the_device(place: str) -> None:
     assert fitted(49152, rows=1) == (4, 128, 1)
 
 
-def test_large_numbers_times_a_norm_do_not_overflow(make: Callable[..., Any]) -> None:
+def test_large_numbers_times_a_norm_do_not_overflow(make: Make) -> None:
     products, *_ = modules()
     for rows in (1, 3):
         x, norm = make(rows, 64, dtype="float16") * 2000, make(64, dtype="float16") * 50
@@ -281,9 +278,7 @@ def test_a_prompt_layer_is_right(dtype: str, cases: int | None, place: str) -> N
 
 
 @pytest.mark.parametrize("wrong", ["not turned", "not kept", "one place off", "nothing added"])
-def test_a_wrong_prompt_layer_is_caught(
-    wrong: str, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_prompt_layers(wrong: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice._engines.torch.triton import prompt_layer
 
     right = prompt_layer.rotate
@@ -370,10 +365,8 @@ def one_key_less(whole: Any, qkv: Any, positions: Any, keys: Any, values: Any, *
     return whole(qkv, positions, keys, values, *others, window=window)
 
 
-def one_place_off(
-    whole: Any, qkv: Any, positions: Any, keys: Any, values: Any, *others: Any
-) -> Any:
-    return whole(qkv, positions + 1, keys, values, *others)
+def one_place_off(whole: Any, qkv: Any, positions: Any, *others: Any) -> Any:
+    return whole(qkv, positions + 1, *others)
 
 
 def not_kept(whole: Any, qkv: Any, positions: Any, keys: Any, values: Any, *others: Any) -> Any:
@@ -436,9 +429,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", ["qwen3", "a window", later("llama"), later("qwen2")])
-def test_steps_of_a_decoder(
-    family: str, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding(family: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tokens one by one through the kernels, and through the ops in float32."""
     from anydevice._llm import decoder
     from anydevice._llm import generate as generation

@@ -1,4 +1,4 @@
-"""Memory of PyTorch on accelerators that are not here, with a stand-in for the library's calls.
+"""Arrays of PyTorch and their memory, on accelerators that are not here by a stand-in.
 
 On a machine that has one, the contract tests do the same with the real thing.
 """
@@ -6,17 +6,23 @@ On a machine that has one, the contract tests do the same with the real thing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
 from anydevice._core.device import Device
+from anydevice._core.dtypes import as_dtype
 from anydevice._core.engine import Engine, MemoryUse
 from anydevice._machine.engines import registry
+from anydevice.errors import UnsupportedError
+from tests.comparing import COPIED, assert_same_values
 
 torch = pytest.importorskip("torch")
-
 GIB = 2**30
 CARD = Device("cuda", 0)
+engine = registry.load("torch")
+CPU = Device("cpu")
 
 
 class Card:
@@ -62,9 +68,7 @@ def torch_engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return engine
 
 
-def test_a_card_is_counted_and_limited(
-    torch_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_a_card(torch_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(monkeypatch, started=True)
     memory = torch_engine.memory
     assert memory.use(CARD) == MemoryUse(in_use=5, reserved=8, peak=9)
@@ -81,9 +85,7 @@ def test_a_card_is_counted_and_limited(
     assert card.emptied == 1
 
 
-def test_a_limit_does_not_start_a_card_but_waits_for_it(
-    torch_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_starts_no_card(torch_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(monkeypatch, started=False)
     memory = torch_engine.memory
     assert memory.set_limit(CARD, None) is None
@@ -98,9 +100,7 @@ def test_a_limit_does_not_start_a_card_but_waits_for_it(
     assert card.share == pytest.approx(0.75)
 
 
-def test_the_share_of_a_card_is_that_of_before_when_the_limit_is_lifted(
-    torch_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lifting_a_limit(torch_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(monkeypatch, started=True)
     card.share = 0.5
     memory = torch_engine.memory
@@ -119,9 +119,7 @@ def test_the_share_of_a_card_is_that_of_before_when_the_limit_is_lifted(
     assert later.share == 0.5
 
 
-def test_metal_is_counted_and_limited(
-    torch_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_metal(torch_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     metal, done = Device("metal"), []
     for name, stand_in in {
         "current_allocated_memory": lambda: 5,
@@ -174,3 +172,91 @@ def test_a_class_of_torchs_own_may_say_it_in_other_words() -> None:
     memory = registry.load("torch").memory
     assert memory.ran_out(DistBackendError("NCCL error: Cuda failure 'out of memory'"))
     assert not memory.ran_out(DistBackendError("NCCL error: timed out"))
+
+
+def test_native_and_default_devices() -> None:
+    assert engine.native(CPU) == torch.device("cpu")
+    with torch.device("meta"):
+        with engine.default_scope(CPU):
+            assert torch.zeros(1).device.type == "cpu"
+        assert torch.zeros(1).device.type == "meta"
+
+
+def fake() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.zeros(3)
+
+
+@pytest.mark.parametrize("make", [fake, lambda: torch.zeros(3, device="meta")])
+def test_what_only_stands_for_a_tensor_has_no_memory(make: Callable[[], Any]) -> None:
+    x = make()
+    assert engine.is_traced(x)
+    assert (engine.storage(x), engine.address(x)) == (None, None)
+    assert not x.is_meta or engine.devices_of(x) == ()
+    with pytest.raises(UnsupportedError, match=r"cannot be read as it is|no data"):
+        engine.to_host(x)
+
+
+def test_a_tensor_inside_vmap_is_traced() -> None:
+    seen = []
+    torch.vmap(lambda x: seen.append(engine.is_traced(x)) or x)(torch.ones(3))
+    assert seen == [True]
+    assert not engine.is_traced(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.empty(2, dtype=torch.bits8),
+        lambda: torch.empty(2, dtype=torch.int4),
+    ],
+    ids=["sparse", "bits8", "int4"],
+)
+def test_what_numpy_cannot_hold_is_refused(make: Callable[[], Any]) -> None:
+    x = make()
+    with pytest.raises(UnsupportedError):
+        engine.to_host(x)
+    assert not x.is_sparse or engine.storage(x) is None
+
+
+def test_tied_parameters_share_a_storage() -> None:
+    first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    second.weight = first.weight
+    apart, one, two = map(engine.storage, (first.bias, first.weight, second.weight.T))
+    assert one.allocation == two.allocation
+    assert (one.strides, two.strides) == ((16, 4), (4, 16))
+    assert apart.allocation != one.allocation
+
+
+def test_what_torch_lacks_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="PyTorch cannot take over this array"):
+        engine.adopt(np.zeros(3, ">f4"))
+    row = as_dtype("float8_e3m4")
+    with pytest.raises(UnsupportedError, match="PyTorch has no float8_e3m4; convert the array"):
+        engine.empty((2,), row, CPU)
+    with pytest.raises(UnsupportedError, match="PyTorch has no float8_e3m4; convert the array"):
+        engine.place(np.zeros(2, row.numpy()), CPU)
+
+
+def test_tensors_are_read_without_history_and_lazy_signs() -> None:
+    tensor = torch.ones(3, requires_grad=True) * 2
+    assert_same_values(engine.to_host(tensor), [2, 2, 2], because=COPIED)
+    tensor = torch.tensor([1 + 2j]).conj()
+    assert tensor.is_conj()
+    assert (engine.storage(tensor), engine.address(tensor)) == (None, None)
+    assert_same_values(engine.to_host(tensor), np.array([1 - 2j], np.complex64), because=COPIED)
+    assert_same_values(engine.to_host(tensor.imag), np.array([-2], np.float32), because=COPIED)
+    tensor = torch.tensor([1 + 2j], requires_grad=True).conj()
+    lent = np.from_dlpack(engine.export(tensor))
+    assert_same_values(lent, np.array([1 - 2j], np.complex64), because=COPIED)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_in_an_inference_scope_nothing_is_kept_for_gradients(backend: str) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    with engine.inference_scope(Device(backend, 0)):
+        assert not (weight * 2).requires_grad
+    assert (weight * 2).requires_grad

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -214,10 +215,12 @@ def test_there_is_no_gradient_by_what_is_not_a_floating_array(tree: Any, where: 
         AUTODIFF.value_and_grad(lambda t: torch.tensor(1.0))(tree)
 
 
-def test_a_sum_of_truths_is_a_count() -> None:
+def test_sums_of_truths_are_counts_and_bits_are_refused() -> None:
     x = torch.ones(300, 2, dtype=torch.bool)
     assert xp.sum(x, 0).tolist() == [300, 300]
     assert xp.sum(x, ()).dtype == xp.sum(x, 0).dtype == torch.int32
+    with pytest.raises(UnsupportedError):
+        xp.dtype(torch.empty(2, dtype=torch.bits8))
 
 
 def test_writing_is_in_place_unless_the_tape_needs_what_was_there() -> None:
@@ -231,11 +234,6 @@ def test_writing_is_in_place_unless_the_tape_needs_what_was_there() -> None:
     assert gradient[0, 0, :, 0].tolist() == [1, 0, 1]
     spread = torch.zeros(1, 1, 1, 2).expand(1, 1, 3, 2)
     assert xp.write(spread, new, positions)[0, 0, :, 0].tolist() == [0, 1, 0]
-
-
-def test_a_type_of_pytorch_alone_is_refused() -> None:
-    with pytest.raises(UnsupportedError):
-        xp.dtype(torch.empty(2, dtype=torch.bits8))
 
 
 def test_the_compiler_looks_through_every_fast_version() -> None:
@@ -275,25 +273,18 @@ def test_what_pytorch_does_otherwise_is_handed_over() -> None:
         assert result is NotImplemented
 
 
-class OnCuda:
-    """Stands in the place of an array on a card, for functions that only ask where it is."""
-
-    is_cuda = True
-
-
 def test_a_kernel_is_asked_first_for_arrays_on_cuda(monkeypatch: Any) -> None:
     def kernel(x: Any, how: str) -> Any:
         return NotImplemented if how == "own" else "kernel"
 
     both = fused.kernels_first({"silu": lambda x, how: "own"}, {"silu": kernel, "rope": kernel})
-    there = [OnCuda()]
+    there = [SimpleNamespace(is_cuda=True)]
     assert both["silu"](there, "kernel") == "kernel"
     assert both["silu"](there, "own") == "own"
     assert both["silu"]([torch.ones(1)], "kernel") == "own"
     assert both["rope"](there, "own") is NotImplemented
     assert both["rope"](torch.ones(1), "kernel") is NotImplemented
-    image = OnCuda()
-    image.dtype = torch.float32  # type: ignore[attr-defined]
+    image = SimpleNamespace(is_cuda=True, dtype=torch.float32)
     assert fused._conv2d(image, None, None, (1, 1), (0, 0)) is NotImplemented
 
 
@@ -324,17 +315,14 @@ def test_an_update_takes_its_step_from_the_device() -> None:
 
 
 def test_the_order_of_kernels_is_that_of_the_card(monkeypatch: Any) -> None:
-    class Query(OnCuda):
-        shape = (1, 2, 64, 8)
-        device = "a card"
-
+    query = SimpleNamespace(is_cuda=True, shape=(1, 2, 64, 8), device="a card")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(fused, "_orders", {})
-    with fused._kernel_order(Query()):
+    with fused._kernel_order(query):
         first = torch._C._get_sdp_priority_order()[0]
     assert first == int(fused.PREFER[9, 0][0])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     before = torch._C._get_sdp_priority_order()
     fused._orders.clear()
-    with fused._kernel_order(Query()):
+    with fused._kernel_order(query):
         assert torch._C._get_sdp_priority_order() == before

@@ -23,7 +23,7 @@ from anydevice._engines import trust
 
 torch = pytest.importorskip("torch")
 fused = pytest.importorskip("anydevice._engines.torch.triton.fused")
-
+Make = Callable[..., Any]
 TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "rocm:0" if torch.version.hip else "cuda:0"
@@ -34,7 +34,6 @@ NAMES = ("float32", "float16", "bfloat16")
 CLOSE = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}
 HALF = ("float16", "bfloat16") if GPU else ("float16",)
 """The interpreter multiplies matrices of bfloat16 as if their bits were integers."""
-
 
 OTHER = Path(__file__).with_name("test_decoder_layer.py")
 SHORT = "test_decoder_layer and not at_length or test_triton and not bfloat16 and not float32"
@@ -159,12 +158,12 @@ def right_attention(
 
 @pytest.mark.parametrize("dtype", NAMES)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 3, 128), (5, 4096), (2, 70000)])
-def test_rmsnorm(shape: tuple[int, ...], dtype: str, make: Callable[..., Any]) -> None:
+def test_rmsnorm(shape: tuple[int, ...], dtype: str, make: Make) -> None:
     x, weight = make(*shape, dtype=dtype), make(shape[-1], dtype=dtype)
     assert_close(call("rmsnorm", x, weight, 1e-6), right_rmsnorm(x, weight, 1e-6), dtype)
 
 
-def test_rmsnorm_of_large_numbers_and_with_a_weight_of_float32(make: Callable[..., Any]) -> None:
+def test_rmsnorm_of_large_numbers_and_with_a_weight_of_float32(make: Make) -> None:
     x, weight = make(4, 256, dtype="float16") * 1000, make(256)
     assert_close(call("rmsnorm", x, weight, 1e-5), right_rmsnorm(x, weight, 1e-5), "float16")
 
@@ -175,13 +174,13 @@ def test_rmsnorm_of_large_numbers_and_with_a_weight_of_float32(make: Callable[..
     [(5, shape) for shape in [(1,), (3, 5), (2, 3, 128), (9, 1000), (2, 20000), (2, 70000)]]
     + [(2000, (4, 20000))],
 )
-def test_softmax(spread: int, shape: tuple[int, ...], dtype: str, make: Callable[..., Any]) -> None:
+def test_softmax(spread: int, shape: tuple[int, ...], dtype: str, make: Make) -> None:
     x = make(*shape, dtype=dtype) * spread
     assert_close(call("softmax", x, -1), x.double().softmax(-1), dtype)
 
 
 @pytest.mark.parametrize("columns", [10, 20000, 70000])
-def test_softmax_of_what_is_no_finite_number(columns: int, make: Callable[..., Any]) -> None:
+def test_softmax_of_what_is_no_finite_number(columns: int, make: Make) -> None:
     x = make(5, columns)
     x[0, 3] = -math.inf
     x[1, :] = -math.inf
@@ -193,7 +192,7 @@ def test_softmax_of_what_is_no_finite_number(columns: int, make: Callable[..., A
 
 
 @pytest.mark.parametrize("dtype", NAMES)
-def test_swiglu(dtype: str, make: Callable[..., Any]) -> None:
+def test_swiglu(dtype: str, make: Make) -> None:
     gate, up = make(3, 1000, dtype=dtype) * 10, make(3, 1000, dtype=dtype)
     assert_close(call("swiglu", gate, up), right_swiglu(gate, up), dtype)
     both = make(3, 2000, dtype=dtype)
@@ -205,9 +204,7 @@ def test_swiglu(dtype: str, make: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", NAMES)
 @pytest.mark.parametrize("shape", [(2, 3, 9, 16), (1, 32, 1, 128), (2, 5, 33, 96), (1, 1, 1, 2)])
-def test_rope(
-    shape: tuple[int, ...], dtype: str, interleaved: bool, make: Callable[..., Any]
-) -> None:
+def test_rope(shape: tuple[int, ...], dtype: str, interleaved: bool, make: Make) -> None:
     batch, heads, tokens, size = shape
     x = make(*shape, dtype=dtype)
     by_token = make(batch, tokens, heads, size, dtype=dtype).transpose(1, 2)
@@ -220,7 +217,7 @@ def test_rope(
     assert_close(result, right_rope(x, positions[0], frequencies, interleaved), dtype)
 
 
-def test_rope_with_scaling(make: Callable[..., Any]) -> None:
+def test_rope_with_scaling(make: Make) -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     found, factor = scaled_frequencies(32, 500.0, scaling)
     x, positions = make(1, 2, 7, 32), torch.arange(7)
@@ -230,7 +227,7 @@ def test_rope_with_scaling(make: Callable[..., Any]) -> None:
     assert_close(result, right, "float32")
 
 
-def test_rope_has_a_gradient_after_it_was_used_without(make: Callable[..., Any]) -> None:
+def test_rope_has_a_gradient_after_it_was_used_without(make: Make) -> None:
     x, positions = make(1, 2, 3, 8), torch.arange(3)
     with torch.inference_mode():
         call("rope", x.clone(), positions.to(x.device), 77.0, False, None)
@@ -243,16 +240,12 @@ def test_rope_has_a_gradient_after_it_was_used_without(make: Callable[..., Any])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("rows", [1, 2, 8])
 @pytest.mark.parametrize("shape", [(5, 7), (36, 4096), (33, 1000), (3, 10240)])
-def test_linear(
-    shape: tuple[int, int], rows: int, dtype: str, biased: bool, make: Callable[..., Any]
-) -> None:
+def test_linear(shape: tuple[int, int], rows: int, dtype: str, biased: bool, make: Make) -> None:
     if rows > 1 and dtype not in HALF:
         pytest.skip("Triton's interpreter does not multiply matrices of bfloat16")
     x, weight = make(rows, shape[1], dtype=dtype), make(*shape, dtype=dtype)
     bias = make(shape[0], dtype=dtype) if biased else None
-    right = torch.nn.functional.linear(
-        x.double(), weight.double(), None if bias is None else bias.double()
-    )
+    right = torch.nn.functional.linear(*(y if y is None else y.double() for y in (x, weight, bias)))
     assert_close(call("linear", x, weight, bias), right, dtype)
     assert_close(call("linear", x[:, None], weight, bias), right[:, None], dtype)
 
@@ -270,7 +263,7 @@ def test_attention(
     size: int,
     dtype: str,
     window: int | None,
-    make: Callable[..., Any],
+    make: Make,
 ) -> None:
     q = make(4, heads, 1, size, dtype=dtype)
     k, v = (make(4, keys, key_heads, size, dtype=dtype).transpose(1, 2) for _ in range(2))
@@ -286,9 +279,7 @@ def test_attention(
 @pytest.mark.parametrize("soft_cap", [None, 2.0, 50.0])
 @pytest.mark.parametrize("sunk", [False, True])
 @pytest.mark.parametrize("keys", [1, 17, 700])
-def test_attention_with_a_soft_cap_and_sinks(
-    keys: int, sunk: bool, soft_cap: float | None, make: Callable[..., Any]
-) -> None:
+def test_soft_caps_and_sinks(keys: int, sunk: bool, soft_cap: float | None, make: Make) -> None:
     q = make(4, 6, 1, 32, dtype="float16") * 4
     k, v = (make(4, 2, keys, 32, dtype="float16") for _ in range(2))
     lengths = torch.tensor([0, 1, keys // 2, keys], device=q.device)
@@ -300,7 +291,7 @@ def test_attention_with_a_soft_cap_and_sinks(
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_lengths_out_of_range_are_none_or_all(make: Callable[..., Any], window: int | None) -> None:
+def test_lengths_out_of_range_are_none_or_all(make: Make, window: int | None) -> None:
     shapes = (4, 1), (2, 40), (2, 40)
     q, k, v = (make(4, heads, tokens, 32, dtype="float16") for heads, tokens in shapes)
     lengths = torch.tensor([2**32 + 3, -1, -(2**63), 2**63 - 1], device=q.device)
@@ -309,7 +300,7 @@ def test_lengths_out_of_range_are_none_or_all(make: Callable[..., Any], window: 
     assert_close(result, right, "float16")
 
 
-def test_attention_to_an_empty_cache_is_zero(make: Callable[..., Any]) -> None:
+def test_attention_to_an_empty_cache_is_zero(make: Make) -> None:
     q, k = make(1, 2, 1, 16, dtype="float16"), make(1, 2, 0, 16, dtype="float16")
     assert not call("attention", q, k, k, True, None, None, None, None).any()
 
@@ -322,9 +313,7 @@ def test_attention_to_an_empty_cache_is_zero(make: Callable[..., Any]) -> None:
         ("swiglu", [(0, 4), (0, 4)], []),
     ],
 )
-def test_of_nothing_comes_nothing(
-    name: str, shapes: list[tuple[int, ...]], more: list[Any], make: Callable[..., Any]
-) -> None:
+def test_of_nothing_comes_nothing(name: str, shapes: Any, more: Any, make: Make) -> None:
     result = call(name, *(make(*shape) for shape in shapes), *more)
     assert result.shape == shapes[0]
 
@@ -340,7 +329,7 @@ def gradients(function: Callable[..., Any], inputs: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["rmsnorm", "softmax", "swiglu", "rope", "linear"])
-def test_gradients_are_those_of_the_definition(name: str, make: Callable[..., Any]) -> None:
+def test_gradients_are_those_of_the_definition(name: str, make: Make) -> None:
     positions = torch.arange(5)
     frequencies = torch.tensor([10000.0 ** (-n / 4) for n in range(4)])
     x = make(1, 3, 5, 8)
@@ -374,7 +363,7 @@ def test_gradients_are_those_of_the_definition(name: str, make: Callable[..., An
 # When they are used
 
 
-def test_only_what_is_trusted_is_used(make: Callable[..., Any]) -> None:
+def test_only_what_is_trusted_is_used(make: Make) -> None:
     x = make(2, 8)
     assert fused.KERNELS["softmax"](x, -1) is NotImplemented
     trust.trust("softmax", "float32", DEVICE)
@@ -383,9 +372,7 @@ def test_only_what_is_trusted_is_used(make: Callable[..., Any]) -> None:
     assert fused.KERNELS["rmsnorm"](x, x[0], 1e-6) is NotImplemented
 
 
-def test_a_small_weight_is_left_to_the_library(
-    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_weights_are_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     trust.trust("linear", "float16", DEVICE)
     x, weight = make(1, 64, dtype="float16"), make(64, 64, dtype="float16")
     assert fused.KERNELS["linear"](x, weight, None) is NotImplemented
@@ -396,9 +383,7 @@ def test_a_small_weight_is_left_to_the_library(
 
 
 @pytest.mark.parametrize("name", ["softmax", "linear", "attention"])
-def test_the_compiler_looks_through(
-    name: str, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_compiler_looks_through(name: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     trust.trust(name, "float16", DEVICE)
     monkeypatch.setattr(fused, "LEAST_WEIGHT", 4096)
     weight = make(64, 64, dtype="float16")
@@ -412,7 +397,7 @@ def test_the_compiler_looks_through(
     torch.testing.assert_close(whole(*arguments[name]), call(name, *arguments[name]))
 
 
-def test_under_the_compiler_the_rest_is_left_to_it(make: Callable[..., Any]) -> None:
+def test_under_the_compiler_the_rest_is_left_to_it(make: Make) -> None:
     x = make(1, 2, 3, 4)
 
     def used(x: Any) -> Any:
@@ -427,7 +412,7 @@ def test_under_the_compiler_the_rest_is_left_to_it(make: Callable[..., Any]) -> 
     torch.testing.assert_close(compiled(x), x * 3)
 
 
-def test_what_does_not_fit_is_left_to_the_definition(make: Callable[..., Any]) -> None:
+def test_what_does_not_fit_is_left_to_the_definition(make: Make) -> None:
     kernels = fused.UNTRUSTED_KERNELS
     x, half = make(4, 6), make(4, 6, dtype="float16")
     q, k = make(1, 2, 1, 16, dtype="float16"), make(1, 2, 3, 16, dtype="float16")
@@ -455,7 +440,7 @@ def test_what_does_not_fit_is_left_to_the_definition(make: Callable[..., Any]) -
     assert [why for why, result in left.items() if result is not NotImplemented] == []
 
 
-def test_a_tensor_inside_vmap_is_left_to_the_definition(make: Callable[..., Any]) -> None:
+def test_a_tensor_inside_vmap_is_left_to_the_definition(make: Make) -> None:
     seen = []
     torch.vmap(lambda x: seen.append(fused.UNTRUSTED_KERNELS["softmax"](x, -1)) or x)(make(2, 3))
     assert seen == [NotImplemented]

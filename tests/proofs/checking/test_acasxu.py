@@ -27,9 +27,7 @@ def instances(expected: str) -> Iterator[tuple[str, str]]:
 
 def test_both_versions_of_a_property_mean_the_same() -> None:
     for number in range(1, 11):
-        one, two = (
-            acasxu_folder() / folder / f"prop_{number}.vnnlib" for folder in ("vnnlib", "vnnlib2")
-        )
+        one, two = (acasxu_folder() / x / f"prop_{number}.vnnlib" for x in ("vnnlib", "vnnlib2"))
         assert read_queries(one) == read_queries(two)
 
 

@@ -220,9 +220,7 @@ def grown(random: Any, inputs: int, neurons: int, rows: int, most: int = 30) -> 
         cases.setdefault(made, 0)
         order[made] = LEAF
         if kind != LEAF:
-            order[made] = int(
-                random.integers(inputs) if kind else inputs + random.integers(neurons)
-            )
+            order[made] = random.integers(inputs) if kind else inputs + random.integers(neurons)
             first[made] = len(order)
             cases |= dict.fromkeys((len(order), len(order) + 1), cases[made] + (1 - kind))
             order += [0, 0]

@@ -94,9 +94,7 @@ def leaf_tree(weights: Any, steps: Sequence[int] = (LEAF,)) -> Tree:
 def proved(network: Network, question: Query, arithmetic: str = "real", limit: int = 4000) -> Tree:
     """Return a tree of halvings along the widest input, whose leaves the checker closes."""
     rows = len(question.group)
-    width = np.array(
-        [float(high - low) for low, high in zip(question.low, question.high, strict=True)]
-    )
+    width = np.array([float(high - low) for low, high in zip(*question[:2], strict=True)])
     steps = [LEAF]
     while len(steps) < limit:
         tree = leaf_tree(np.full((steps.count(LEAF), rows), 255), steps)
