@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 from anydevice._core.array import Array
 from anydevice._core.checks import is_integer, is_number
 from anydevice._core.engine import Absent
-from anydevice._core.hooks import loaded_library
+from anydevice._core.hooks import is_loaded
 from anydevice._core.primitives import Autodiff
 from anydevice._core.record import NOTHING, Record, as_dict, replace
 from anydevice._core.trees import leaf_names
@@ -149,7 +150,8 @@ class Settings(Record):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        scope = vars(loaded_library(cls.__module__) or cls)
+        # The names in annotations are those of the module that the class is in.
+        scope = vars(import_module(cls.__module__)) if is_loaded(cls.__module__) else {}
         own = {}
         for name, hint in vars(cls).get("__annotations__", {}).items():
             hint = scope.get(hint) if isinstance(hint, str) else hint
