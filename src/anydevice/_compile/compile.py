@@ -9,19 +9,10 @@ from typing import TYPE_CHECKING, Any
 from anydevice._arrays.memory.out_of_memory import raise_if_oom
 from anydevice._arrays.move import is_array, refuse_mismatch, to_device
 from anydevice._arrays.trees.tree import flatten
+from anydevice._compile import versions
 from anydevice._compile.properties import Property, check_claims, check_functions, split_claims
 from anydevice._compile.report import Checked, CompileReport, Made
 from anydevice._compile.verification import Candidate, Original, tolerance_of, verify_model
-from anydevice._compile.versions import (
-    CallSignature,
-    KeyFunction,
-    Program,
-    compilers_for,
-    is_traced,
-    key_function,
-    shapes_text,
-    split_inputs,
-)
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent, Engine
@@ -40,7 +31,7 @@ from anydevice.errors import AnyDeviceError, ConfigurationError
 if TYPE_CHECKING:
     from anydevice._proofs.claims import Claim
 
-Key = tuple[CallSignature, Any]
+Key = tuple[versions.CallSignature, Any]
 """The key of compiled code: the signature of a call, and the shapes and dtypes of its arrays."""
 
 OPTIMIZATIONS = ("none", "default", "aggressive")
@@ -155,7 +146,7 @@ class Compiled:
         self._engine: Engine = registry.load(device.engine or "numpy")
         self._gradients = gradients
         self._notes = notes
-        self._keys: dict[type, KeyFunction] = {}
+        self._keys: dict[type, versions.KeyFunction] = {}
         self._updating = ForkSafeLock()
         self._start(adapter)
         self._kept_in = _kept_in(self._engine, bool(self._compilers.compilers))
@@ -165,8 +156,8 @@ class Compiled:
         self._adapter = adapter
         self._detector = adapter.detector
         self._function = adapter.with_policy(self.policy)
-        self._compilers = compilers_for(self._engine, self.optimize)
-        self._programs: dict[CallSignature, Program] = {}
+        self._compilers = versions.compilers_for(self._engine, self.optimize)
+        self._programs: dict[versions.CallSignature, versions.Program] = {}
         self._ready: dict[Any, Callable[..., Any]] = {}
         self._ready_plain: dict[Any, Callable[..., Any]] = {}
         self._made: dict[Key, Made] = {}
@@ -248,7 +239,7 @@ class Compiled:
         inputs = self._inputs_of(example)
         self._checked = checked = verify_model(candidate, original, inputs, properties)
         self._checked_detector = self._adapter.verified_detector(checked.rewritten)
-        signature, _ = split_inputs(*inputs)
+        signature, _ = versions.split_inputs(*inputs)
         rows = self._made.items()
         self._verified = {
             key for key, made in rows if key[0] == signature and made.shapes in checked.shapes
@@ -338,8 +329,8 @@ class Compiled:
         self._proved_detector = None
 
     def _moved_first(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        signature, arrays = split_inputs(inputs, named)
-        if is_traced(arrays):
+        signature, arrays = versions.split_inputs(inputs, named)
+        if versions.is_traced(arrays):
             return self._new_program(signature).function(self._adapter.arguments, *arrays)
         self._adapter.check_inputs(*signature.filled(arrays))
         # `narrow`: floating inputs are cast to the policy's dtype anyway.
@@ -361,7 +352,7 @@ class Compiled:
         if not isinstance(error, AnyDeviceError):
             refuse_mismatch(error, inputs=inputs, weights=self._adapter.arguments)
 
-    def _first_run(self, signature: CallSignature, key: Key, arrays: list[Array]) -> Any:
+    def _first_run(self, signature: versions.CallSignature, key: Key, arrays: list[Array]) -> Any:
         if len(self._ready) >= MOST_SHAPES and self._compilers.compilers:
             if not self._overflowed:
                 self._overflowed = True
@@ -371,28 +362,28 @@ class Compiled:
         began = time.perf_counter()
         result, ready, how = program.first_run(self._adapter.arguments, arrays)
         self._wait_for(result)
-        self._made[key] = Made(shapes_text(arrays), how, time.perf_counter() - began)
+        self._made[key] = Made(versions.shapes_text(arrays), how, time.perf_counter() - began)
         self._ready[key] = ready
         self._programs[signature] = program
         self._shorten(signature, arrays, ready)
         return result
 
     def _shorten(
-        self, signature: CallSignature, placed: list[Array], ready: Callable[..., Any]
+        self, signature: versions.CallSignature, placed: list[Array], ready: Callable[..., Any]
     ) -> None:
         """Let later calls with arrays like these take the fast path."""
         if not signature.is_plain:
             return
         for x in placed:
             if type(x) not in self._keys:
-                self._keys[type(x)] = key_function(x, self._engine, self.device)
+                self._keys[type(x)] = versions.key_function(x, self._engine, self.device)
         keys = tuple([self._keys[type(x)](x) for x in placed])
         if None not in keys:
             self._ready_plain[keys[0] if len(keys) == 1 else keys] = ready
 
-    def _new_program(self, signature: CallSignature) -> Program:
+    def _new_program(self, signature: versions.CallSignature) -> versions.Program:
         dtype = self._adapter.input_dtype(self.policy)
-        return Program(
+        return versions.Program(
             self._function,
             self._compilers.compilers,
             self._engine,

@@ -13,15 +13,7 @@ from anydevice._core.device import Device
 from anydevice._core.engine import Absent
 from anydevice._core.record import replace
 from anydevice._core.trees import combined, leaves, mapped, partition
-from anydevice._libraries.base import (
-    After,
-    Arguments,
-    Change,
-    ModelAdapter,
-    cpu_placer,
-    float64_scope,
-    parameter_names,
-)
+from anydevice._libraries import base
 from anydevice._libraries.precision import Policy, cast_parameters, has_coarse_products
 from anydevice._nn.layer import Layer, Parameters, Run, state_leaves
 from anydevice._nn.model import Model, parameters_device
@@ -29,7 +21,7 @@ from anydevice._ops.dispatch import primitives
 from anydevice.errors import AnyDeviceError, ConfigurationError, DeviceMismatchError
 
 
-class NativeAdapter(ModelAdapter):
+class NativeAdapter(base.ModelAdapter):
     """A `nn.Model`. Its reference runs the same layers on NumPy."""
 
     kind = "anydevice.nn.Model"
@@ -38,19 +30,19 @@ class NativeAdapter(ModelAdapter):
         self.model = model
         self.arguments = model.parameters
 
-    def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+    def call(self, arguments: base.Arguments, *inputs: Any, **named: Any) -> Any:
         return self.model.apply(arguments, *inputs)
 
-    def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+    def traced(self, after: base.After, *inputs: Any, **named: Any) -> Any:
         return self._through(self.arguments, after, *inputs)
 
-    def _through(self, arguments: Arguments, after: After, *inputs: Any) -> Any:
+    def _through(self, arguments: base.Arguments, after: base.After, *inputs: Any) -> Any:
         layer = self.model.layer
         run = _Traced(root=layer.root, after=after)
         y = self.model.apply(arguments, inputs[0], run)
         return y if layer.parts else after(layer.label, y)
 
-    def with_parts(self, arguments: Arguments, *inputs: Any, **named: Any) -> list[Any] | None:
+    def with_parts(self, arguments: base.Arguments, *inputs: Any, **named: Any) -> list[Any] | None:
         values: list[Any] = []
 
         def after(name: str, value: Any) -> Any:
@@ -78,13 +70,13 @@ class NativeAdapter(ModelAdapter):
         if not policy.casts_parameters:
             return self.call
 
-        def run(arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+        def run(arguments: base.Arguments, *inputs: Any, **named: Any) -> Any:
             cast = cast_weights(self.model.layer, arguments, policy.compute)
             return policy.for_output(self.call(cast, *inputs, **named))
 
         return run
 
-    def reference(self, change: Change, engine: str) -> ModelAdapter:
+    def reference(self, change: base.Change, engine: str) -> base.ModelAdapter:
         changed = mapped(change, to_numpy(self.model.parameters))
         return NativeAdapter(self.model.with_parameters(changed))
 
@@ -153,7 +145,7 @@ class _Traced(Run):
         return self.after(f"{self.root}{path} {layer.label}", y)
 
 
-class FunctionAdapter(ModelAdapter):
+class FunctionAdapter(base.ModelAdapter):
     """A function over arrays. Its reference is the function itself over float64 arrays.
 
     These are NumPy arrays if the function is written in ops, else CPU arrays of the device's
@@ -166,26 +158,26 @@ class FunctionAdapter(ModelAdapter):
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
-    def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+    def call(self, arguments: base.Arguments, *inputs: Any, **named: Any) -> Any:
         return self.function(*inputs, **named)
 
-    def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+    def traced(self, after: base.After, *inputs: Any, **named: Any) -> Any:
         return self.function(*inputs, **named)
 
     def weights(self) -> Mapping[str, Array]:
         return {}
 
-    def moved(self, device: Device, dtype: str) -> ModelAdapter:
+    def moved(self, device: Device, dtype: str) -> base.ModelAdapter:
         return self
 
-    def reference(self, change: Change, engine: str) -> ModelAdapter:
+    def reference(self, change: base.Change, engine: str) -> base.ModelAdapter:
         return _FunctionReference(self.function, engine)
 
     def has_coarse_products(self, device: Device) -> bool:
         return has_coarse_products(device)
 
     def input_names(self) -> frozenset[str]:
-        return parameter_names(self.function)
+        return base.parameter_names(self.function)
 
 
 class _FunctionReference(FunctionAdapter):
@@ -193,7 +185,7 @@ class _FunctionReference(FunctionAdapter):
         super().__init__(function)
         self.engine = engine
 
-    def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+    def traced(self, after: base.After, *inputs: Any, **named: Any) -> Any:
         try:
             result = self.function(*inputs, **named)
             dtypes = [primitives(x).dtype(x) for x in flatten(result, is_array)[0].values]
@@ -204,11 +196,11 @@ class _FunctionReference(FunctionAdapter):
             if self.engine == "numpy":
                 raise
         arrays, rebuild = flatten((inputs, named), is_array)
-        given, by_name = rebuild(list(map(cpu_placer(self.engine), arrays.values)))
+        given, by_name = rebuild(list(map(base.cpu_placer(self.engine), arrays.values)))
         return self.function(*given, **by_name)
 
     def scope(self) -> AbstractContextManager[Any]:
-        return float64_scope(self.engine)
+        return base.float64_scope(self.engine)
 
 
 def paths_of(tree: Any) -> dict[str, Array]:

@@ -417,7 +417,8 @@ def _rope(
         interleaved=config.flag(forward.interleaved),
         scaling=_scaling(config, forward, given) if scaled else (),
     )
-    frequencies(rope.size, rope.theta, dict(rope.scaling) or None)  # checks the scaling
+    if rope.scaling or not 0 < rope.theta < math.inf:
+        frequencies(rope.size, rope.theta, dict(rope.scaling) or None)  # raises if one is invalid
     return rope
 
 

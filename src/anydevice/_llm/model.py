@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from anydevice._core import checks
@@ -150,14 +151,10 @@ def load(
         generation = read_values(path / GENERATION)
         known = {CONFIG: config.raw, GENERATION: generation}
         tokenizer = Tokenizer.from_folder(path, known)
-        source, defaults = path / GENERATION, _generation_defaults(generation)
+        defaults = _generation_defaults(generation, path / GENERATION)
     else:
         tokenizer = Tokenizer.from_gguf(file)
-        source, defaults = path, sampling_values(file)
-    try:
-        sampling(**defaults)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{source}: {error}", str(source)) from error
+        defaults = _checked_sampling(sampling_values(file), path)
     dtype = plan.estimate.dtype
     if target.backend == "cuda":
         check_kernels(target, dtype)
@@ -571,7 +568,7 @@ def _context(given: int | None, longest: int | None) -> int:
     return int(given)
 
 
-def _generation_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+def _generation_defaults(values: Mapping[str, Any], source: Path) -> dict[str, Any]:
     """Return the options of `generate` that a `generation_config.json` recommends."""
     if not values:
         return {}
@@ -579,4 +576,14 @@ def _generation_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
         return {"temperature": 0.0}  # greedy, as in transformers
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     options = {name: values[name] for name in names if values.get(name) is not None}
-    return {"temperature": 1.0, **options}  # sample from the model's own probabilities
+    # By default, sample from the model's own probabilities.
+    return _checked_sampling({"temperature": 1.0, **options}, source)
+
+
+def _checked_sampling(options: dict[str, Any], source: Path) -> dict[str, Any]:
+    """Return options of `generate`; raise `ConfigurationError`, with the file, if one is wrong."""
+    try:
+        sampling(**options)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error}", str(source)) from error
+    return options

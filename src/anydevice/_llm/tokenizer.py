@@ -16,7 +16,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,9 @@ from anydevice.errors import ConfigurationError, UnsupportedError
 
 if TYPE_CHECKING:
     import tokenizers
+
+Steps = list[dict[str, Any]]
+"""The steps of a part of a tokenizer, as `tokenizer.json` describes them."""
 
 SECONDS, CHARACTERS = 5.0, 100_000
 """Time limit of a pattern for a text, and the number of characters that add a second to it."""
@@ -196,12 +199,14 @@ class Tokenizer:
     `bos_id` is the token that begins a text, or `None`; `adds_bos` tells whether every text begins
     with it; `eos_ids` are all tokens that end a reply; `size` is the number of tokens;
     `special_tokens` has the special tokens by name, such as "bos_token", for chat templates;
-    `templates` are the chat templates by name; "default" is the usual one.
+    `templates` are the chat templates by name; "default" is the usual one; `decoder_kinds` are the
+    steps from tokens to text, as `tokenizer.json` names them, in their order.
     """
 
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
+        steps: tuple[Steps, Steps],
         *,
         special_tokens: Mapping[str, str],
         templates: Mapping[str, ChatTemplate],
@@ -212,9 +217,10 @@ class Tokenizer:
         self._backend = backend
         self.source = source
         place = f"{source}/{TOKENIZER}"
-        to_tokens = _steps(backend.normalizer) + _steps(backend.pre_tokenizer)
-        self._encoder = BoundedTokenizer.where_needed(backend, to_tokens, place)
-        self._decoder = BoundedTokenizer.where_needed(backend, _steps(backend.decoder), place)
+        self._encoder, self._decoder = (
+            BoundedTokenizer.where_needed(backend, own, place) for own in steps
+        )
+        self.decoder_kinds = tuple([step["type"] for step in steps[1]])
         self.special_tokens = dict(special_tokens)
         self.templates = dict(templates)
         self.eos_ids = tuple(sorted(set(eos_ids)))
@@ -273,7 +279,7 @@ class Tokenizer:
 
         `source` names their origin in errors.
         """
-        backend = _backend(files[TOKENIZER], f"{source}/{TOKENIZER}")
+        backend, steps = _backend(files[TOKENIZER], f"{source}/{TOKENIZER}")
         values = {
             name: _values(files.get(name, {}), f"{source}/{name}")
             for name in (SETTINGS, SPECIAL, GENERATION, CONFIG, OLD_TEMPLATE)
@@ -282,6 +288,7 @@ class Tokenizer:
         _add_missing(backend, values[SETTINGS], named, f"{source}/{SETTINGS}")
         return cls(
             backend,
+            steps,
             special_tokens=named,
             templates=_templates(files, {**values[OLD_TEMPLATE], **values[SETTINGS]}, source),
             eos_ids=_ids_of(backend, "eos", named, values, source),
@@ -362,11 +369,6 @@ class Tokenizer:
         text = self._backend.id_to_token(token)
         return None if text in self._special else text
 
-    @cached_property
-    def decoder_kinds(self) -> tuple[str, ...]:
-        """The steps from tokens to text, as `tokenizer.json` names them, in their order."""
-        return tuple(step["type"] for step in _steps(self._backend.decoder))
-
     def _token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token of a byte-level vocabulary."""
         text = self.token_text(token)
@@ -445,7 +447,10 @@ def _values(file: bytes | Mapping[str, Any], source: str) -> Mapping[str, Any]:
     return values
 
 
-def _backend(file: bytes | Mapping[str, Any], source: str) -> tokenizers.Tokenizer:
+def _backend(
+    file: bytes | Mapping[str, Any], source: str
+) -> tuple[tokenizers.Tokenizer, tuple[Steps, Steps]]:
+    """Return a tokenizer, and its steps: from text to tokens, and back."""
     try:
         import tokenizers
     except ImportError as error:
@@ -461,22 +466,19 @@ def _backend(file: bytes | Mapping[str, Any], source: str) -> tokenizers.Tokeniz
         backend.encode_special_tokens = False
         if getattr(backend.model, "dropout", None):
             backend.model.dropout = None  # BPE dropout is for training
-        _check_growth(backend, source)
+        to_tokens = _steps(backend.normalizer) + _steps(backend.pre_tokenizer)
+        steps = to_tokens, _steps(backend.decoder)
+        # A short text must not become longer than the memory.
+        grown = [math.prod(map(_growth, own)) for own in steps]
+        if max(*grown, backend.num_special_tokens_to_add(False)) > _MOST_GROWTH:
+            raise ConfigurationError(
+                f"{source} replaces or adds too much: a short text would become a very long one",
+                source=source,
+            )
         backend.encode("")
     except BaseException as error:
         raise _refusal(error, f"{source} is damaged, or needs newer tokenizers") from error
-    return backend
-
-
-def _check_growth(backend: tokenizers.Tokenizer, source: str) -> None:
-    """Refuse steps that could expand a short text until it exceeds the memory."""
-    to_tokens = _steps(backend.normalizer) + _steps(backend.pre_tokenizer)
-    grown = [math.prod(map(_growth, steps)) for steps in (to_tokens, _steps(backend.decoder))]
-    if max(*grown, backend.num_special_tokens_to_add(False)) > _MOST_GROWTH:
-        raise ConfigurationError(
-            f"{source} replaces or adds too much: a short text would become a very long one",
-            source=source,
-        )
+    return backend, steps
 
 
 def _growth(step: dict[str, Any]) -> int:
@@ -492,12 +494,12 @@ def _growth(step: dict[str, Any]) -> int:
     return 2 if step["type"] in ("ByteLevel", "BPEDecoder", "CTC") else 1
 
 
-def _steps(component: Any) -> list[dict[str, Any]]:
+def _steps(component: Any) -> Steps:
     """Return the steps of a part of a tokenizer, in their order."""
     return _flat(json.loads(component.__getstate__())) if component else []
 
 
-def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
+def _flat(step: dict[str, Any]) -> Steps:
     if step["type"] != "Sequence":
         return [step]
     inner = next(value for key, value in step.items() if key != "type")

@@ -11,38 +11,39 @@ from typing import TYPE_CHECKING
 
 from anydevice import _ops as ops
 from anydevice._core.array import Array
-from anydevice._nn.initializers import Constant, Initializer, initializer_of
+from anydevice._nn.initializers import Initial, draw_weight
 from anydevice._nn.layer import (
+    Flag,
     Inferred,
     Layer,
+    OptionalSizes,
+    Padding,
+    Paddings,
+    Pair,
     Parameters,
     Run,
     Shape,
-    check_booleans,
-    check_integers,
+    Size,
+    Sizes,
     setting_error,
 )
-from anydevice._nn.layers import ACTIVATIONS, check_activation
+from anydevice._nn.layers import ACTIVATIONS, OptionalFunction
 
 if TYPE_CHECKING:
     from anydevice._arrays.random.generator import Random
-
-Pair = tuple[int, int]
-
-_ZEROS = Constant(0.0)
 
 
 class _Convolution(Layer):
     """The base class of convolutions with kernels of `size`."""
 
     inputs: Inferred
-    outputs: int
-    size: int | Pair
-    stride: int | Pair = 1
-    padding: int | Pair = 0
-    bias: bool = True
-    activation: str | None = None
-    initializer: Initializer | str = "lecun"
+    outputs: Size
+    size: Sizes
+    stride: Sizes = 1
+    padding: Paddings = 0
+    bias: Flag = True
+    activation: OptionalFunction = None
+    initializer: Initial = "lecun"
 
     inferred = ("inputs", 0)
     _axes = 2
@@ -56,16 +57,10 @@ class _Convolution(Layer):
         size = "×".join(map(str, self._kernel))
         return f"{type(self).__name__}({self.inputs}→{self.outputs}, {size})"
 
-    def settings_fit(self) -> None:
-        check_integers(self, inputs=self.inputs, outputs=self.outputs)
-        _pairs(self, 1, size=self.size, stride=self.stride)
-        _pairs(self, 0, padding=self.padding)
-        _check_rest(self)
-
     def initial(self, generator: Random) -> Parameters:
-        area = math.prod(self._kernel)
-        counts = self.inputs * area, self.outputs * area
-        return _draw_parameters(self, generator, (self.outputs, self.inputs, *self._kernel), counts)
+        area, shape = math.prod(self._kernel), (self.outputs, self.inputs, *self._kernel)
+        fans = self.inputs * area, self.outputs * area
+        return draw_weight(self.initializer, generator, shape, fans, self.bias * self.outputs)
 
 
 class Conv2d(_Convolution):
@@ -99,16 +94,11 @@ class Conv1d(_Convolution):
     (8, 50)
     """
 
-    size: int
-    stride: int = 1
-    padding: int = 0
+    size: Size
+    stride: Size = 1
+    padding: Padding = 0
 
     _axes = 1
-
-    def settings_fit(self) -> None:
-        check_integers(self, size=self.size, stride=self.stride)
-        check_integers(self, 0, padding=self.padding)
-        super().settings_fit()
 
     def output(self, shape: Shape) -> Shape:
         if len(shape) != 2:
@@ -144,14 +134,14 @@ class ConvTranspose2d(Layer):
     """
 
     inputs: Inferred
-    outputs: int
-    size: int | Pair
-    stride: int | Pair = 1
-    padding: int | Pair = 0
-    output_padding: int | Pair = 0
-    bias: bool = True
-    activation: str | None = None
-    initializer: Initializer | str = "lecun"
+    outputs: Size
+    size: Sizes
+    stride: Sizes = 1
+    padding: Paddings = 0
+    output_padding: Paddings = 0
+    bias: Flag = True
+    activation: OptionalFunction = None
+    initializer: Initial = "lecun"
 
     inferred = ("inputs", 0)
 
@@ -160,14 +150,10 @@ class ConvTranspose2d(Layer):
         return f"ConvTranspose2d({self.inputs}→{self.outputs}, {_size_text(self.size)})"
 
     def settings_fit(self) -> None:
-        check_integers(self, inputs=self.inputs, outputs=self.outputs)
-        _pairs(self, 1, size=self.size, stride=self.stride)
-        _pairs(self, 0, padding=self.padding, output_padding=self.output_padding)
         strides = _pair(self.stride)
         if any(map(ge, _pair(self.output_padding), strides)):
             wanted = f"less than the stride of {_size_text(strides)}"
             raise setting_error(self, "output_padding", wanted, self.output_padding)
-        _check_rest(self)
 
     def output(self, shape: Shape) -> Shape:
         _check_image(self, shape)
@@ -187,8 +173,9 @@ class ConvTranspose2d(Layer):
         (high, wide), (down, along) = _pair(self.size), _pair(self.stride)
         # The number of kernel elements that add up to an element of the output.
         met = max(1, high * wide // (down * along))
-        counts = self.inputs * met, self.outputs * high * wide
-        return _draw_parameters(self, generator, (self.inputs, self.outputs, high, wide), counts)
+        fans = self.inputs * met, self.outputs * high * wide
+        shape = (self.inputs, self.outputs, high, wide)
+        return draw_weight(self.initializer, generator, shape, fans, self.bias * self.outputs)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         bias = parameters["bias"] if self.bias else None
@@ -201,17 +188,12 @@ class ConvTranspose2d(Layer):
 class _Pool(Layer):
     """The base class of poolings over windows of `size`; the default `stride` is `size`."""
 
-    size: int | Pair
-    stride: int | Pair | None = None
+    size: Sizes
+    stride: OptionalSizes = None
 
     @property
     def label(self) -> str:
         return f"{type(self).__name__}({_size_text(self.size)})"
-
-    def settings_fit(self) -> None:
-        _pairs(self, 1, size=self.size)
-        if self.stride is not None:
-            _pairs(self, 1, stride=self.stride)
 
     def output(self, shape: Shape) -> Shape:
         _check_image(self, shape)
@@ -274,38 +256,13 @@ class GlobalMaxPool(_GlobalPool):
         return ops.max(x, tuple(range(2, x.ndim)))
 
 
-def _check_rest(layer: _Convolution | ConvTranspose2d) -> None:
-    """Check the settings that all convolutions have."""
-    check_booleans(layer, bias=layer.bias)
-    initializer_of(layer.initializer)
-    if layer.activation is not None:
-        check_activation(layer.activation)
-
-
 def _check_channels(layer: _Convolution | ConvTranspose2d, shape: Shape) -> None:
     if shape[0] != layer.inputs:
         raise layer.misfit(f"got {shape[0]} channels")
 
 
-def _draw_parameters(
-    layer: _Convolution | ConvTranspose2d, generator: Random, shape: Shape, counts: Pair
-) -> Parameters:
-    """Draw the weight of this shape and the bias; `counts` are its inputs and outputs."""
-    parameters = {"weight": initializer_of(layer.initializer)(generator, shape, *counts)}
-    if layer.bias:
-        parameters["bias"] = _ZEROS(generator, (layer.outputs,), *counts)
-    return parameters
-
-
 def _pair(value: int | Pair) -> Pair:
     return (value, value) if isinstance(value, int) else value
-
-
-def _pairs(layer: Layer, least: int, **fields: int | Pair) -> None:
-    for name, value in fields.items():
-        both = value if isinstance(value, tuple) and len(value) == 2 else (value,)
-        for one in both:
-            check_integers(layer, least, **{name: one})
 
 
 def _size_text(size: int | Pair) -> str:

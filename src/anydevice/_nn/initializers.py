@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from anydevice._core.array import Array
 from anydevice._core.checks import is_number
-from anydevice._nn.layer import (
-    Settings,
-    Shape,
-    check_booleans,
-    check_numbers,
-    setting_error,
-)
+from anydevice._nn.layer import Check, Flag, Number, Pair, Settings, Shape
 from anydevice.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from anydevice._arrays.random.generator import Random
+
+_FANS = ("inputs", "outputs", "both")
+AnyNumber = Annotated[float, Check("a number", is_number)]
+Fan = Annotated[
+    Literal["inputs", "outputs", "both"],
+    Check(f"one of {', '.join(_FANS)}", lambda by: by in _FANS),
+]
 
 
 class Initializer(Settings):
@@ -40,11 +41,7 @@ class Constant(Initializer):
     [2.0, 2.0]
     """
 
-    value: float = 0.0
-
-    def settings_fit(self) -> None:
-        if not is_number(self.value):
-            raise setting_error(self, "value", "a number", self.value)
+    value: AnyNumber = 0.0
 
     def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
         return generator.filled(shape, self.value)
@@ -53,10 +50,7 @@ class Constant(Initializer):
 class Normal(Initializer):
     """A normal distribution with mean 0 and this standard deviation."""
 
-    deviation: float = 0.02
-
-    def settings_fit(self) -> None:
-        check_numbers(self, deviation=self.deviation)
+    deviation: Number = 0.02
 
     def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
         return generator.normal(shape, std=self.deviation)
@@ -65,10 +59,7 @@ class Normal(Initializer):
 class Uniform(Initializer):
     """A uniform distribution from -limit to limit."""
 
-    limit: float = 0.05
-
-    def settings_fit(self) -> None:
-        check_numbers(self, limit=self.limit)
+    limit: Number = 0.05
 
     def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
         return generator.uniform(shape, -self.limit, self.limit)
@@ -80,15 +71,9 @@ class Scaled(Initializer):
     It is normal, or uniform with `uniform=True`.
     """
 
-    gain: float = 1.0
-    by: Literal["inputs", "outputs", "both"] = "inputs"
-    uniform: bool = False
-
-    def settings_fit(self) -> None:
-        check_numbers(self, gain=self.gain)
-        check_booleans(self, uniform=self.uniform)
-        if self.by not in ("inputs", "outputs", "both"):
-            raise setting_error(self, "by", "one of inputs, outputs, both", self.by)
+    gain: Number = 1.0
+    by: Fan = "inputs"
+    uniform: Flag = False
 
     def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
         counts = {"inputs": inputs, "outputs": outputs, "both": (inputs + outputs) / 2}
@@ -97,9 +82,11 @@ class Scaled(Initializer):
         return make(generator, shape, inputs, outputs)
 
 
+ZEROS, ONES = Constant(0.0), Constant(1.0)
+
 INITIALIZERS: dict[str, Initializer] = {
-    "zeros": Constant(0.0),
-    "ones": Constant(1.0),
+    "zeros": ZEROS,
+    "ones": ONES,
     "lecun": Scaled(),
     "he": Scaled(2.0),
     "glorot": Scaled(1.0, "both", uniform=True),
@@ -122,3 +109,22 @@ def initializer_of(spec: Initializer | str) -> Initializer:
             source="initializer",
         )
     return INITIALIZERS[spec]
+
+
+Initial = Annotated[
+    Initializer | str, Check("", lambda spec: isinstance(initializer_of(spec), Initializer))
+]
+"""The type of a field that is an initializer or the name of one."""
+
+
+def draw_weight(
+    initializer: Initializer | str, generator: Random, shape: Shape, fans: Pair, biases: int
+) -> dict[str, Array]:
+    """Draw a `weight`, and a `bias` of `biases` zeros unless that is 0.
+
+    `fans` are fan-in and fan-out.
+    """
+    parameters = {"weight": initializer_of(initializer)(generator, shape, *fans)}
+    if biases:
+        parameters["bias"] = ZEROS(generator, (biases,), *fans)
+    return parameters

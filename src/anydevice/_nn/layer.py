@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 from anydevice._core.array import Array
 from anydevice._core.checks import is_integer, is_number
 from anydevice._core.engine import Absent
+from anydevice._core.hooks import is_loaded
 from anydevice._core.primitives import Autodiff
-from anydevice._core.record import Record, as_dict, replace
+from anydevice._core.record import NOTHING, Record, as_dict, replace
 from anydevice._core.trees import leaf_names
 from anydevice._machine.engines.registry import owner_of
 from anydevice.errors import ConfigurationError
@@ -36,13 +38,52 @@ Updates = dict[tuple[str, str], Array]
 """New state of layers, by the path of the layer and the name of the parameter."""
 
 
-class Inferred:
+class _InferredSize:
     """The type of a size that may be given as `None`, and is a number in a model."""
 
     if TYPE_CHECKING:
 
         def __get__(self, layer: Layer | None, kind: type[Layer]) -> int: ...
         def __set__(self, layer: Layer, size: int | None) -> None: ...
+
+
+class Check(Record):
+    """The check of a field of `Settings`, as in `Annotated[int, Check("even", is_even)]`.
+
+    `wanted` completes the error "… must be"; `fits` may also raise an error of its own.
+    """
+
+    wanted: str
+    fits: Callable[[Any], bool]
+
+
+def _is_size(value: object) -> bool:
+    return is_integer(value) and value >= 1
+
+
+def _is_pair(value: object, least: int) -> bool:
+    sizes = value if isinstance(value, tuple) and len(value) == 2 else (value,)
+    return all(is_integer(size) and size >= least for size in sizes)
+
+
+_SIZE, _PAIR = "an integer of 1 or more", ", or two of them"
+_NUMBER = "a finite number of 0 or more"
+Pair = tuple[int, int]
+Size = Annotated[int, Check(_SIZE, _is_size)]
+OptionalSize = Annotated[int | None, Check(_SIZE, lambda x: x is None or _is_size(x))]
+Inferred = Annotated[_InferredSize, Check(_SIZE, lambda x: x is None or _is_size(x))]
+Sizes = Annotated[int | Pair, Check(_SIZE + _PAIR, lambda x: _is_pair(x, 1))]
+OptionalSizes = Annotated[
+    int | Pair | None, Check(_SIZE + _PAIR, lambda x: x is None or _is_pair(x, 1))
+]
+Padding = Annotated[int, Check("an integer of 0 or more", lambda x: is_integer(x) and x >= 0)]
+Paddings = Annotated[int | Pair, Check(f"an integer of 0 or more{_PAIR}", lambda x: _is_pair(x, 0))]
+Number = Annotated[float, Check(_NUMBER, lambda x: is_number(x) and 0 <= x < math.inf)]
+Share = Annotated[float, Check(f"{_NUMBER} and below 1", lambda x: is_number(x) and 0 <= x < 1)]
+Positive = Annotated[
+    float, Check("a finite number above 0", lambda x: is_number(x) and 0 < x < math.inf)
+]
+Flag = Annotated[bool, Check("True or False", lambda x: isinstance(x, bool))]
 
 
 class Run(Record):
@@ -103,10 +144,27 @@ class MisfitError(ConfigurationError):
 
 
 class Settings(Record):
-    """A record whose fields are checked when it is made."""
+    """A record whose fields are checked when it is made, by the `Check` of their types."""
+
+    _checks = NOTHING
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # The names in annotations are those of the module that the class is in.
+        scope = vars(import_module(cls.__module__)) if is_loaded(cls.__module__) else {}
+        own = {}
+        for name, hint in vars(cls).get("__annotations__", {}).items():
+            hint = scope.get(hint) if isinstance(hint, str) else hint
+            for check in getattr(hint, "__metadata__", ()):
+                if isinstance(check, Check):
+                    own[name] = check
+        cls._checks = {**cls._checks, **own}
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
+        for name, check in self._checks.items():
+            if not check.fits(getattr(self, name)):
+                raise setting_error(self, name, check.wanted, getattr(self, name))
         self.settings_fit()
 
     def settings_fit(self) -> None:
@@ -311,37 +369,6 @@ _autodiffs: dict[str, Autodiff | None] = {"": None}
 _engines: dict[type, str] = {}
 # PyTorch's compiler calls this while it traces the caller, and keeps the result.
 _engine_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def check_integers(owner: object, least: int = 1, /, **fields: object) -> None:
-    """Check that fields are integers of `least` or more, or `None` for one that is inferred."""
-    for name, value in fields.items():
-        if value is None and isinstance(owner, Layer) and owner.inferred[0] == name:
-            continue
-        if not is_integer(value) or value < least:
-            raise setting_error(owner, name, f"an integer of {least} or more", value)
-
-
-def check_numbers(owner: object, below: float = math.inf, /, **fields: object) -> None:
-    """Check that fields are finite numbers of 0 or more, and below a bound."""
-    for name, value in fields.items():
-        if not is_number(value) or not 0 <= value < below:
-            bound = "" if below == math.inf else f" and below {below:g}"
-            raise setting_error(owner, name, f"a finite number of 0 or more{bound}", value)
-
-
-def check_positive(owner: object, /, **fields: object) -> None:
-    """Check that fields are finite numbers above 0."""
-    for name, value in fields.items():
-        if not is_number(value) or not 0 < value < math.inf:
-            raise setting_error(owner, name, "a finite number above 0", value)
-
-
-def check_booleans(owner: object, /, **fields: object) -> None:
-    """Check that fields are `True` or `False`."""
-    for name, value in fields.items():
-        if not isinstance(value, bool):
-            raise setting_error(owner, name, "True or False", value)
 
 
 def setting_error(owner: object, name: str, wanted: str, value: object) -> ConfigurationError:

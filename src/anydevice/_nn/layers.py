@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from operator import is_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from anydevice import _ops as ops
 from anydevice._core.array import Array
 from anydevice._core.checks import is_number
 from anydevice._core.record import replace
-from anydevice._nn.initializers import Constant, Initializer, Normal, initializer_of
+from anydevice._nn.initializers import ONES, ZEROS, Initial, Initializer, Normal, draw_weight
 from anydevice._nn.layer import (
+    Check,
+    Flag,
     Inferred,
     Layer,
+    Number,
     Parameters,
+    Positive,
     Run,
     Shape,
-    check_booleans,
-    check_integers,
-    check_numbers,
-    check_positive,
-    setting_error,
+    Share,
+    Size,
     without_gradient,
 )
 from anydevice._nn.random_choice import random_mask
@@ -49,6 +50,21 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 """The functions by name; `softmax` is over the last axis, and `leaky_relu` has the slope 0.01."""
 
 
+def _is_activation(name: object) -> bool:
+    if isinstance(name, str) and name in ACTIVATIONS:
+        return True
+    raise ConfigurationError(
+        f"unknown activation {name!r}; use one of {', '.join(ACTIVATIONS)}", source="activation"
+    )
+
+
+Function = Annotated[str, Check("", _is_activation)]
+OptionalFunction = Annotated[
+    str | None, Check("", lambda name: name is None or _is_activation(name))
+]
+"""The type of a field that is the name of an activation, or `None`."""
+
+
 class Activation(Layer):
     """A function of each element, or of each row for `softmax`; the shape does not change.
 
@@ -56,26 +72,14 @@ class Activation(Layer):
     'relu'
     """
 
-    name: str
+    name: Function
 
     @property
     def label(self) -> str:
         return self.name
 
-    def settings_fit(self) -> None:
-        check_activation(self.name)
-
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return ACTIVATIONS[self.name](x)
-
-
-def check_activation(name: object) -> None:
-    """Raise `ConfigurationError`, with the known names, for any other."""
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise ConfigurationError(
-            f"unknown activation {name!r}; use one of {', '.join(ACTIVATIONS)}",
-            source="activation",
-        )
 
 
 def as_layer(spec: Layer | str) -> Layer:
@@ -107,9 +111,6 @@ def _instead_of(spec: object) -> str:
     return "give a layer such as nn.Dense(4, 2), or the name of an activation"
 
 
-_ONES, _ZEROS = Constant(1.0), Constant(0.0)
-
-
 class Dense(Layer):
     """`x · weightᵀ + bias` over the last axis, followed by an optional activation.
 
@@ -121,10 +122,10 @@ class Dense(Layer):
     """
 
     inputs: Inferred
-    outputs: int
-    bias: bool = True
-    activation: str | None = None
-    initializer: Initializer | str = "lecun"
+    outputs: Size
+    bias: Flag = True
+    activation: OptionalFunction = None
+    initializer: Initial = "lecun"
 
     inferred = ("inputs", -1)
 
@@ -136,24 +137,13 @@ class Dense(Layer):
     def input_shape(self) -> Shape | None:
         return None if self.inputs is None else (self.inputs,)
 
-    def settings_fit(self) -> None:
-        check_integers(self, inputs=self.inputs, outputs=self.outputs)
-        check_booleans(self, bias=self.bias)
-        initializer_of(self.initializer)
-        if self.activation is not None:
-            check_activation(self.activation)
-
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.inputs)
         return (*shape[:-1], self.outputs)
 
     def initial(self, generator: Random) -> Parameters:
-        sizes = self.inputs, self.outputs
-        make = initializer_of(self.initializer)
-        parameters = {"weight": make(generator, (self.outputs, self.inputs), *sizes)}
-        if self.bias:
-            parameters["bias"] = _ZEROS(generator, (self.outputs,), *sizes)
-        return parameters
+        shape, fans = (self.outputs, self.inputs), (self.inputs, self.outputs)
+        return draw_weight(self.initializer, generator, shape, fans, self.bias * self.outputs)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         y = ops.linear(x, parameters["weight"], parameters["bias"] if self.bias else None)
@@ -167,9 +157,9 @@ class Embedding(Layer):
     (20, 64)
     """
 
-    rows: int
-    size: int
-    initializer: Initializer | str = Normal(0.02)
+    rows: Size
+    size: Size
+    initializer: Initial = Normal(0.02)
 
     @property
     def label(self) -> str:
@@ -179,19 +169,20 @@ class Embedding(Layer):
     def takes_ids_below(self) -> int:
         return self.rows
 
-    def settings_fit(self) -> None:
-        check_integers(self, rows=self.rows, size=self.size)
-        initializer_of(self.initializer)
-
     def output(self, shape: Shape) -> Shape:
         return (*shape, self.size)
 
     def initial(self, generator: Random) -> Parameters:
-        make = initializer_of(self.initializer)
-        return {"weight": make(generator, (self.rows, self.size), self.size, self.rows)}
+        return _draw_table(self.initializer, generator, self.rows, self.size)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return ops.embedding(parameters["weight"], x)
+
+
+def _draw_table(
+    initializer: Initializer | str, generator: Random, rows: int, size: int
+) -> Parameters:
+    return draw_weight(initializer, generator, (rows, size), (size, rows), 0)
 
 
 class PositionEmbedding(Layer):
@@ -204,19 +195,15 @@ class PositionEmbedding(Layer):
     (20, 64)
     """
 
-    tokens: int
+    tokens: Size
     size: Inferred
-    initializer: Initializer | str = Normal(0.02)
+    initializer: Initial = Normal(0.02)
 
     inferred = ("size", -1)
 
     @property
     def label(self) -> str:
         return f"PositionEmbedding({self.tokens}×{self.size})"
-
-    def settings_fit(self) -> None:
-        check_integers(self, tokens=self.tokens, size=self.size)
-        initializer_of(self.initializer)
 
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)
@@ -227,8 +214,7 @@ class PositionEmbedding(Layer):
         return shape
 
     def initial(self, generator: Random) -> Parameters:
-        make = initializer_of(self.initializer)
-        return {"weight": make(generator, (self.tokens, self.size), self.size, self.tokens)}
+        return _draw_table(self.initializer, generator, self.tokens, self.size)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return ops.add(x, ops.slice_axis(parameters["weight"], 0, 0, x.shape[-2]))
@@ -238,7 +224,7 @@ class _FeatureNorm(Layer):
     """The base class of norms over the features, with a `weight` (size,)."""
 
     size: Inferred
-    eps: float = 1e-6
+    eps: Number = 1e-6
 
     inferred = ("size", -1)
 
@@ -246,16 +232,12 @@ class _FeatureNorm(Layer):
     def label(self) -> str:
         return f"{type(self).__name__}({self.size})"
 
-    def settings_fit(self) -> None:
-        check_integers(self, size=self.size)
-        check_numbers(self, eps=self.eps)
-
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)
         return shape
 
     def initial(self, generator: Random) -> Parameters:
-        return {"weight": _ONES(generator, (self.size,), 1, 1)}
+        return {"weight": ONES(generator, (self.size,), 1, 1)}
 
 
 class LayerNorm(_FeatureNorm):
@@ -264,17 +246,13 @@ class LayerNorm(_FeatureNorm):
     Its parameters are `weight` and `bias`, (size,) both.
     """
 
-    eps: float = 1e-5
-    bias: bool = True
-
-    def settings_fit(self) -> None:
-        super().settings_fit()
-        check_booleans(self, bias=self.bias)
+    eps: Number = 1e-5
+    bias: Flag = True
 
     def initial(self, generator: Random) -> Parameters:
         parameters = super().initial(generator)
         if self.bias:
-            parameters["bias"] = _ZEROS(generator, tuple(parameters["weight"].shape), 1, 1)
+            parameters["bias"] = ZEROS(generator, tuple(parameters["weight"].shape), 1, 1)
         return parameters
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
@@ -287,6 +265,11 @@ class RMSNorm(_FeatureNorm):
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return ops.rmsnorm(x, parameters["weight"], self.eps)
+
+
+Momentum = Annotated[
+    float, Check("a number above 0 and at most 1", lambda x: is_number(x) and 0 < x <= 1)
+]
 
 
 class BatchNorm(Layer):
@@ -306,8 +289,8 @@ class BatchNorm(Layer):
     """
 
     size: Inferred
-    momentum: float = 0.1
-    eps: float = 1e-5
+    momentum: Momentum = 0.1
+    eps: Positive = 1e-5
 
     inferred = ("size", 0)
 
@@ -319,12 +302,6 @@ class BatchNorm(Layer):
     def state_names(self) -> tuple[str, ...]:
         return ("mean", "variance")
 
-    def settings_fit(self) -> None:
-        check_integers(self, size=self.size)
-        check_positive(self, eps=self.eps)
-        if not is_number(self.momentum) or not 0 < self.momentum <= 1:
-            raise setting_error(self, "momentum", "a number above 0 and at most 1", self.momentum)
-
     def output(self, shape: Shape) -> Shape:
         if not shape:
             raise self.misfit(f"got scalars, expected {self.size} channels")
@@ -333,7 +310,7 @@ class BatchNorm(Layer):
         return shape
 
     def initial(self, generator: Random) -> Parameters:
-        start = {"weight": _ONES, "bias": _ZEROS, "mean": _ZEROS, "variance": _ONES}
+        start = {"weight": ONES, "bias": ZEROS, "mean": ZEROS, "variance": ONES}
         return {name: make(generator, (self.size,), 1, 1) for name, make in start.items()}
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
@@ -518,14 +495,11 @@ class LeakyReLU(Layer):
     'LeakyReLU(0.2)'
     """
 
-    slope: float = 0.01
+    slope: Number = 0.01
 
     @property
     def label(self) -> str:
         return f"LeakyReLU({self.slope:g})"
-
-    def settings_fit(self) -> None:
-        check_numbers(self, slope=self.slope)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return ops.leaky_relu(x, self.slope)
@@ -547,14 +521,11 @@ class Dropout(Layer):
     True
     """
 
-    rate: float
+    rate: Share
 
     @property
     def label(self) -> str:
         return f"Dropout({self.rate:g})"
-
-    def settings_fit(self) -> None:
-        check_numbers(self, 1.0, rate=self.rate)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         if not run.training or not self.rate:
@@ -575,10 +546,10 @@ class TiedEmbedding(Layer):
     (20, 1000)
     """
 
-    rows: int
-    size: int
+    rows: Size
+    size: Size
     inside: Layer
-    initializer: Initializer | str = Normal(0.02)
+    initializer: Initial = Normal(0.02)
 
     @property
     def label(self) -> str:
@@ -593,14 +564,12 @@ class TiedEmbedding(Layer):
         return [(".inside", self.inside)]
 
     def settings_fit(self) -> None:
-        check_integers(self, rows=self.rows, size=self.size)
         if not isinstance(self.inside, Layer):
             raise ConfigurationError(
                 f"TiedEmbedding: inside must be a layer, not {self.inside!r}; "
                 "put several into a Chain",
                 source="TiedEmbedding.inside",
             )
-        initializer_of(self.initializer)
 
     def output(self, shape: Shape) -> Shape:
         inner = self.output_of(".inside", self.inside, (*shape, self.size))
@@ -614,11 +583,8 @@ class TiedEmbedding(Layer):
 
     def initial(self, generator: Random) -> Parameters:
         own, inner = generator.split(2)
-        make = initializer_of(self.initializer)
-        return {
-            "weight": make(own, (self.rows, self.size), self.size, self.rows),
-            "inside": self.inside.initial(inner),
-        }
+        table = _draw_table(self.initializer, own, self.rows, self.size)
+        return {**table, "inside": self.inside.initial(inner)}
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         y = ops.embedding(parameters["weight"], x)

@@ -9,20 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 from anydevice import _ops as ops
 from anydevice._core.array import Array
 from anydevice._core.checks import is_number
 from anydevice._core.record import replace
 from anydevice._core.trees import Tree, leaf_names, leaves, mapped, matches, refilled, unmatched
-from anydevice._nn.layer import (
-    Settings,
-    check_booleans,
-    check_integers,
-    check_numbers,
-    setting_error,
-)
+from anydevice._nn.layer import Check, Flag, Number, Settings, Share, Size, setting_error
 from anydevice._ops.arguments import wide
 from anydevice._ops.dispatch import primitives
 from anydevice.errors import ConfigurationError
@@ -31,6 +25,11 @@ Arrays = list[Array]
 State = dict[str, Tree]
 Options = Mapping[str, Any]
 """Settings of a group of parameters, in place of the optimizer's."""
+Rate = Annotated["float | Schedule", Check("a finite number of 0 or more", lambda x: _is_rate(x))]
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, Schedule) or (is_number(value) and 0 <= value < math.inf)
 
 
 class Optimizer(Settings):
@@ -39,12 +38,7 @@ class Optimizer(Settings):
     Your own optimizer defines `init` and `update`; `settings_fit` can check its fields.
     """
 
-    rate: float | Schedule = 1e-3
-
-    def __init__(self, *values: Any, **named: Any) -> None:
-        super().__init__(*values, **named)
-        if not isinstance(self.rate, Schedule):
-            check_numbers(self, rate=self.rate)
+    rate: Rate = 1e-3
 
     def rate_at(self, step: int) -> float:
         """Return the rate of a step, which counts from 1.
@@ -235,16 +229,13 @@ class SGD(BuiltIn):
     {'x': array([0.5])}
     """
 
-    rate: float | Schedule = 1e-2
-    momentum: float = 0.0
-    decay: float = 0.0
-    nesterov: bool = False
+    rate: Rate = 1e-2
+    momentum: Share = 0.0
+    decay: Number = 0.0
+    nesterov: Flag = False
     groups: Mapping[str, Options] | None = None
 
     def settings_fit(self) -> None:
-        check_numbers(self, 1.0, momentum=self.momentum)
-        check_numbers(self, decay=self.decay)
-        check_booleans(self, nesterov=self.nesterov)
         if self.nesterov and not self.momentum:
             raise setting_error(self, "nesterov", "used with momentum, such as 0.9", True)
 
@@ -268,18 +259,14 @@ class SGD(BuiltIn):
 class Adam(BuiltIn):
     """Adam; `decay` is L2 regularization, a multiple of the parameters added to the gradients."""
 
-    rate: float | Schedule = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    decay: float = 0.0
+    rate: Rate = 1e-3
+    beta1: Share = 0.9
+    beta2: Share = 0.999
+    eps: Number = 1e-8
+    decay: Number = 0.0
     groups: Mapping[str, Options] | None = None
 
     _decoupled = False
-
-    def settings_fit(self) -> None:
-        check_numbers(self, 1.0, beta1=self.beta1, beta2=self.beta2)
-        check_numbers(self, eps=self.eps, decay=self.decay)
 
     def _state_names(self) -> tuple[str, ...]:
         return "means", "squares"
@@ -312,8 +299,8 @@ class AdamW(Adam):
     {'rate': 0.0001}
     """
 
-    rate: float | Schedule = 1e-3
-    decay: float = 1e-2
+    rate: Rate = 1e-3
+    decay: Number = 1e-2
 
     _decoupled = True
 
@@ -321,15 +308,11 @@ class AdamW(Adam):
 class Lion(BuiltIn):
     """Lion: steps by the sign of the averaged gradient, with decoupled weight decay."""
 
-    rate: float | Schedule = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.99
-    decay: float = 0.0
+    rate: Rate = 1e-4
+    beta1: Share = 0.9
+    beta2: Share = 0.99
+    decay: Number = 0.0
     groups: Mapping[str, Options] | None = None
-
-    def settings_fit(self) -> None:
-        check_numbers(self, 1.0, beta1=self.beta1, beta2=self.beta2)
-        check_numbers(self, decay=self.decay)
 
     def _state_names(self) -> tuple[str, ...]:
         return ("means",)
@@ -364,10 +347,7 @@ class Schedule(Settings):
 class ConstantRate(Schedule):
     """The same rate throughout."""
 
-    rate: float
-
-    def settings_fit(self) -> None:
-        check_numbers(self, rate=self.rate)
+    rate: Number
 
     def __call__(self, step: int) -> float:
         return float(self.rate)
@@ -383,13 +363,8 @@ class WarmUp(Schedule):
     [0.2, 0.4, 0.8, 0.8, 0.8]
     """
 
-    steps: int
-    then: float | Schedule
-
-    def settings_fit(self) -> None:
-        check_integers(self, steps=self.steps)
-        if not isinstance(self.then, Schedule):
-            check_numbers(self, then=self.then)
+    steps: Size
+    then: Rate
 
     def __call__(self, step: int) -> float:
         if step > self.steps:
@@ -408,13 +383,9 @@ class CosineRate(Schedule):
     [1.0, 0.5, 0.0, 0.0]
     """
 
-    rate: float
-    steps: int
-    floor: float = 0.0
-
-    def settings_fit(self) -> None:
-        check_integers(self, steps=self.steps)
-        check_numbers(self, rate=self.rate, floor=self.floor)
+    rate: Number
+    steps: Size
+    floor: Number = 0.0
 
     def __call__(self, step: int) -> float:
         share = min(max(step - 1, 0) / self.steps, 1.0)
@@ -429,13 +400,9 @@ class SteppedRate(Schedule):
     [1.0, 1.0, 0.5, 0.25]
     """
 
-    rate: float
-    every: int
-    factor: float = 0.1
-
-    def settings_fit(self) -> None:
-        check_integers(self, every=self.every)
-        check_numbers(self, rate=self.rate, factor=self.factor)
+    rate: Number
+    every: Size
+    factor: Number = 0.1
 
     def __call__(self, step: int) -> float:
         return float(self.rate * self.factor ** (max(step - 1, 0) // self.every))

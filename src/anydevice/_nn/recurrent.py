@@ -11,24 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from anydevice import _ops as ops
 from anydevice._core.array import Array
-from anydevice._nn.initializers import Constant, Initializer, initializer_of
-from anydevice._nn.layer import (
-    Inferred,
-    Layer,
-    Parameters,
-    Run,
-    Shape,
-    check_booleans,
-    check_integers,
-)
+from anydevice._nn.initializers import ZEROS, Initial, initializer_of
+from anydevice._nn.layer import Flag, Inferred, Layer, Parameters, Run, Shape, Size
 from anydevice._ops.arguments import widened
 from anydevice._ops.dispatch import own_version, primitives
 from anydevice._ops.dispatch import run as run_op
 
 if TYPE_CHECKING:
     from anydevice._arrays.random.generator import Random
-
-_ZEROS = Constant(0.0)
 
 States = tuple[Array, ...]
 Step = Callable[[States, Array], States]
@@ -39,10 +29,10 @@ class _Recurrent(Layer):
     """The base class of layers that go through a sequence step by step."""
 
     inputs: Inferred
-    outputs: int
-    last: bool = False
-    bias: bool = True
-    initializer: Initializer | str = "lecun"
+    outputs: Size
+    last: Flag = False
+    bias: Flag = True
+    initializer: Initial = "lecun"
 
     inferred = ("inputs", -1)
     _gates = 0
@@ -51,11 +41,6 @@ class _Recurrent(Layer):
     @property
     def label(self) -> str:
         return f"{type(self).__name__}({self.inputs}→{self.outputs})"
-
-    def settings_fit(self) -> None:
-        check_integers(self, inputs=self.inputs, outputs=self.outputs)
-        check_booleans(self, last=self.last, bias=self.bias)
-        initializer_of(self.initializer)
 
     def output(self, shape: Shape) -> Shape:
         if len(shape) != 2 or not shape[0]:
@@ -71,7 +56,7 @@ class _Recurrent(Layer):
         }
         if self.bias:
             for name in ("input_bias", "recurrent_bias"):
-                parameters[name] = _ZEROS(generator, (rows,), 1, 1)
+                parameters[name] = ZEROS(generator, (rows,), 1, 1)
         return parameters
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:

@@ -8,25 +8,24 @@ from typing import TYPE_CHECKING, Literal
 from anydevice import _ops as ops
 from anydevice._core.array import Array
 from anydevice._core.dtypes import DTYPES
-from anydevice._nn.initializers import Constant, Initializer, initializer_of
+from anydevice._nn.initializers import ZEROS, Initial, initializer_of
 from anydevice._nn.layer import (
+    Flag,
     Layer,
+    OptionalSize,
     Parameters,
+    Positive,
     Run,
     Shape,
-    check_booleans,
-    check_integers,
-    check_positive,
+    Size,
     setting_error,
 )
-from anydevice._nn.layers import Chain, Dense, Dropout, LayerNorm, RMSNorm, check_activation
+from anydevice._nn.layers import Activation, Chain, Dense, Dropout, LayerNorm, RMSNorm
 from anydevice._ops.dispatch import primitives
 from anydevice.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from anydevice._arrays.random.generator import Random
-
-_ZEROS = Constant(0.0)
 
 
 class Attention(Layer):
@@ -41,14 +40,14 @@ class Attention(Layer):
     ((10, 64), 'Attention(64, 4 heads)')
     """
 
-    size: int
-    heads: int
-    kv_heads: int | None = None
-    causal: bool = False
-    rope: bool = False
-    theta: float = 10000.0
-    bias: bool = False
-    initializer: Initializer | str = "lecun"
+    size: Size
+    heads: Size
+    kv_heads: OptionalSize = None
+    causal: Flag = False
+    rope: Flag = False
+    theta: Positive = 10000.0
+    bias: Flag = False
+    initializer: Initial = "lecun"
 
     @property
     def label(self) -> str:
@@ -64,10 +63,6 @@ class Attention(Layer):
         return self.heads if self.kv_heads is None else self.kv_heads
 
     def settings_fit(self) -> None:
-        check_integers(self, size=self.size, heads=self.heads, kv_heads=self._key_heads)
-        check_booleans(self, causal=self.causal, rope=self.rope, bias=self.bias)
-        check_positive(self, theta=self.theta)
-        initializer_of(self.initializer)
         for what, of, divisor in (
             ("size", self.size, self.heads),
             ("heads", self.heads, self._key_heads),
@@ -97,8 +92,8 @@ class Attention(Layer):
             "output": make(generator, (size, size), size, size),
         }
         if self.bias:
-            parameters["qkv_bias"] = _ZEROS(generator, (joined,), 1, 1)
-            parameters["output_bias"] = _ZEROS(generator, (size,), 1, 1)
+            parameters["qkv_bias"] = ZEROS(generator, (joined,), 1, 1)
+            parameters["output_bias"] = ZEROS(generator, (size,), 1, 1)
         return parameters
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
@@ -132,9 +127,9 @@ class GatedMLP(Layer):
     'GatedMLP(64→172→64)'
     """
 
-    size: int
-    hidden: int
-    initializer: Initializer | str = "lecun"
+    size: Size
+    hidden: Size
+    initializer: Initial = "lecun"
 
     @property
     def label(self) -> str:
@@ -143,10 +138,6 @@ class GatedMLP(Layer):
     @property
     def input_shape(self) -> Shape:
         return (self.size,)
-
-    def settings_fit(self) -> None:
-        check_integers(self, size=self.size, hidden=self.hidden)
-        initializer_of(self.initializer)
 
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)
@@ -199,7 +190,7 @@ class TransformerBlock(Layer):
     norm: Literal["rms", "layer"] = "rms"
     bias: bool = False
     dropout: float = 0.0
-    initializer: Initializer | str = "lecun"
+    initializer: Initial = "lecun"
 
     @property
     def label(self) -> str:
@@ -254,9 +245,9 @@ class TransformerBlock(Layer):
         hidden = 4 * self.size if self.hidden is None else self.hidden
         if self.activation == "swiglu":
             return GatedMLP(self.size, hidden, self.initializer)
-        check_activation(self.activation)
+        function = Activation(self.activation)
         return Chain(
-            Dense(self.size, hidden, self.bias, self.activation, self.initializer),
+            Dense(self.size, hidden, self.bias, function.name, self.initializer),
             Dense(hidden, self.size, self.bias, None, self.initializer),
         )
 

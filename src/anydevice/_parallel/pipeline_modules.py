@@ -12,17 +12,8 @@ from anydevice._core.device import Device
 from anydevice._core.record import Record, replace
 from anydevice._libraries.registry import part as library_part
 from anydevice._machine.engines import registry
+from anydevice._parallel import pipeline
 from anydevice._parallel.offload import Fetcher, KeptArray, kept_in_memory
-from anydevice._parallel.pipeline import (
-    DISK,
-    Place,
-    Places,
-    Unit,
-    folder_for,
-    memory_maps,
-    on_disk,
-    placed_units,
-)
 from anydevice.errors import ConfigurationError
 
 _MARK = "_anydevice_pipeline"
@@ -31,7 +22,7 @@ _MARK = "_anydevice_pipeline"
 class PipelinedModule(Record):
     """The places of a module's units by name, in their order."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, pipeline.Place]
     microbatches: int
 
     @property
@@ -52,7 +43,7 @@ def pipeline_of(module: Any) -> PipelinedModule | None:
 
 
 def pipelined_module(
-    module: Any, given: Places, microbatches: int, folder: str | os.PathLike[str] | None
+    module: Any, given: pipeline.Places, microbatches: int, folder: str | os.PathLike[str] | None
 ) -> Any:
     """Return the module itself, with its parameters where `given` says."""
     if pipeline_of(module) is not None:
@@ -62,17 +53,20 @@ def pipelined_module(
         )
     torch = library_part("torch", "pipeline")
     parts = torch.module_units(module)
-    units = [Unit(name, torch.bytes_of(part), is_layer) for name, (part, is_layer) in parts.items()]
+    units = [
+        pipeline.Unit(name, torch.bytes_of(part), is_layer)
+        for name, (part, is_layer) in parts.items()
+    ]
     count = sum(x.numel() for x in module.parameters())
-    places = dict(zip(parts, placed_units(units, given, "torch", count)[0], strict=True))
+    places = dict(zip(parts, pipeline.placed_units(units, given, "torch", count)[0], strict=True))
     for name, other in torch.tied_units(parts).items():
         places[name] = places[other]
-    target = folder_for(folder, list(places.values()))
+    target = pipeline.folder_for(folder, list(places.values()))
     first = next(iter(places.values())).device
     for name, (part, is_layer) in parts.items():
         if not is_layer and not torch.bytes_of(part):  # such as rotations, made once for all layers
-            places[name] = Place(first)
-    held: dict[Device, list[tuple[Any, Place]]] = {}
+            places[name] = pipeline.Place(first)
+    held: dict[Device, list[tuple[Any, pipeline.Place]]] = {}
     forwards: list[tuple[Any, Callable[..., Any]]] = []
     for name, (part, _) in parts.items():
         place = places[name]
@@ -94,7 +88,7 @@ def pipelined_module(
 
 
 def _hold(
-    device: Device, parts: Sequence[tuple[Any, Place]], folder: Path | None
+    device: Device, parts: Sequence[tuple[Any, pipeline.Place]], folder: Path | None
 ) -> list[tuple[Any, Callable[..., Any]]]:
     """Keep the weights of modules in host memory or on disk.
 
@@ -106,12 +100,12 @@ def _hold(
         f"{n}.{m}": x
         for n, (own, (_, place)) in enumerate(zip(weights, parts, strict=True))
         for m, x in enumerate(own)
-        if place.held == DISK
+        if place.held == pipeline.DISK
     }
     files: dict[str, KeptArray] = {}
     if on_file and folder is not None:
-        files = on_disk(folder, {name: to_numpy(x) for name, x in on_file.items()})
-        maps = memory_maps(files)
+        files = pipeline.on_disk(folder, {name: to_numpy(x) for name, x in on_file.items()})
+        maps = pipeline.memory_maps(files)
         for name, x in on_file.items():
             torch.read_from(maps[name], x)
 

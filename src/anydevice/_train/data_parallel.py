@@ -28,24 +28,10 @@ from anydevice._nn.losses import LOSSES
 from anydevice._nn.optimizers import BuiltIn, Optimizer
 from anydevice._parallel.mesh import Mesh, devices_of, no_collectives
 from anydevice._parallel.placing import gather, row_ranges
+from anydevice._train import randomness
 from anydevice._train import strategy as strategies
 from anydevice._train.batches import rows_between, rows_of
-from anydevice._train.randomness import (
-    host_state,
-    random_state,
-    set_host_state,
-    set_random_state,
-)
 from anydevice._train.step_config import StepConfig, copied
-from anydevice._train.strategy import (
-    CHECKED,
-    Strategy,
-    check_rows,
-    is_compared,
-    not_divisible,
-    other_batches,
-    training_size,
-)
 from anydevice.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -90,10 +76,12 @@ def mesh_of(device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]
     return mesh.devices[0], mesh if mesh.size > 1 else None
 
 
-def strategy_for(mesh: Mesh | None, strategy: str, device: Device, parameters: Tree) -> Strategy:
+def strategy_for(
+    mesh: Mesh | None, strategy: str, device: Device, parameters: Tree
+) -> strategies.Strategy:
     """Return the strategy of a training on a mesh; raise `UnsupportedError` if there is none."""
     if mesh is None:
-        return Strategy(device)
+        return strategies.Strategy(device)
     group: Any = mesh.group
     if group is not None and device.engine != mesh.engine:
         raise no_collectives(
@@ -147,7 +135,7 @@ def _choose_sizes(mesh: Mesh, strategy: str, parameters: Tree) -> tuple[Mesh, st
 
 def _choose_strategy(mesh: Mesh, parameters: Tree) -> tuple[str, str]:
     """Replicate if that takes less than half of the memory, else shard; also return the reason."""
-    needed, text = training_size(parameters)
+    needed, text = strategies.training_size(parameters)
     device = mesh.devices[0]
     available = memory_stats(device).available
     if available is None:
@@ -174,7 +162,7 @@ def _gather_saved(tree: Tree, leads: bool) -> Tree:
     return packed
 
 
-class MeshStrategy(Strategy):
+class MeshStrategy(strategies.Strategy):
     """A training on several devices that JAX drives, in one process or in several.
 
     Processes compute the same step together, each on its parts of the same arrays.
@@ -199,7 +187,7 @@ class MeshStrategy(Strategy):
                 # There, two programs that communicate may deadlock.
                 self.in_flight, self.must_compile = 0, True
             self.late = self.in_flight  # the answer has arrived by then, so no step waits for it
-            set_host_state(self._group.of_first(host_state()))
+            randomness.set_host_state(self._group.of_first(randomness.host_state()))
 
     def wait(self) -> None:
         if self._group is not None:
@@ -209,7 +197,7 @@ class MeshStrategy(Strategy):
         super().meet(rows, where)
         last, self._last = self._last, None
         if last is not None and not cast("JaxProcesses", self._group).is_same(last):
-            raise other_batches()
+            raise strategies.other_batches()
 
     def _tell_rows(self, rows: int) -> Callable[[], Any]:
         answer = self._jax.of_processes([rows, int(self.stop_requested)], self._mesh)
@@ -253,12 +241,12 @@ class MeshStrategy(Strategy):
                 f"computes all of such a batch; take a size that is a multiple of {size}"
             )
         there = self._to_first(batch)
-        if self._group is not None and is_compared(self._placed):
+        if self._group is not None and strategies.is_compared(self._placed):
             self._last = there
         return mapped(lambda x: self._jax.divided(x, self._mesh), there)
 
 
-class ProcessStrategy(Strategy):
+class ProcessStrategy(strategies.Strategy):
     """A training in several processes of PyTorch, each with its rows of the same batches.
 
     Gradients are summed, weighted by rows, before any other use. So all processes clip, fail and
@@ -281,7 +269,7 @@ class ProcessStrategy(Strategy):
         # launcher ends it, once the process that lacks the batch has failed.
         self.late = 0 if device.kind == "cpu" else self.in_flight
         self.reads_within = True
-        set_random_state(group.of_first(random_state(device)), device)
+        randomness.set_random_state(group.of_first(randomness.random_state(device)), device)
 
     def wait(self) -> None:
         self._group.wait()
@@ -301,7 +289,7 @@ class ProcessStrategy(Strategy):
         self, layer: Any, frozen: Collection[str], policy: Policy, optimizer: Optimizer | None
     ) -> None:
         self._rounding = strategies.ROUNDING_16 if policy.is_narrow else strategies.ROUNDING
-        check_rows(layer, frozen, _INSTEAD)
+        strategies.check_rows(layer, frozen, _INSTEAD)
 
     def config(self, config: StepConfig) -> StepConfig:
         loss = config.loss
@@ -332,20 +320,20 @@ class ProcessStrategy(Strategy):
 
     def module_loss(self, loss: Function, batch: Any) -> Any:
         def whole() -> Any:  # draws the same random numbers as the parts
-            before = random_state(self.device)
+            before = randomness.random_state(self.device)
             value = loss(batch)
-            set_random_state(before, self.device)
+            randomness.set_random_state(before, self.device)
             return value
 
         self._check_first(batch, whole)
         own, rows, share = self._own(batch)
-        before = random_state(self.device)
+        before = randomness.random_state(self.device)
         value = self._module_part(loss, own, rows, share)
         if self._joint is not None and not self._joint.is_on and self._expected is not None:
             share_of_loss = self._expected.new_zeros(()) if value is None else value.detach()
             if self._is_other(self._expected, self._group.sum([share_of_loss])[0]):
                 self._join(self._joint)
-                set_random_state(before, self.device)
+                randomness.set_random_state(before, self.device)
                 value = self._module_part(loss, own, rows, share)
         return value
 
@@ -405,7 +393,7 @@ class ProcessStrategy(Strategy):
     def _join(self, joint: JoinedLoss) -> None:
         """From now on, compute the loss over the rows of all processes."""
         joint.is_on = True
-        if self._number > CHECKED:
+        if self._number > strategies.CHECKED:
             warn(
                 f"the loss of batch {self._number} is not a mean over rows, unlike those that were "
                 "checked before; from now on it is computed from the outputs of all processes"
@@ -430,13 +418,13 @@ class ProcessStrategy(Strategy):
         Later batches are checked too: parts may have equal weights by chance in the first ones.
         """
         self._number += 1
-        if not is_compared(self._number):
+        if not strategies.is_compared(self._number):
             return
         self._read_answers(self.late)
         number = float(int.from_bytes(digest_of(batch)[:6], "big"))
         like = leaves(batch)[0]
         if self._group.largest(number, like) != -self._group.largest(-number, like):
-            raise other_batches()
+            raise strategies.other_batches()
         with part("torch", "module").no_gradients():
             self._expected = whole()
 
@@ -446,7 +434,7 @@ class ProcessStrategy(Strategy):
         return self._group.largest(difference, value) > self._rounding
 
     def _wrong_parts(self, expected: float, value: float) -> Exception:
-        return not_divisible(
+        return strategies.not_divisible(
             f"the loss of batch {self._number} is {expected:.6g}, and {value:.6g} as the mean "
             f"of its rows in {self._group.size} processes: it is no mean over rows, as where "
             "tokens are masked or random numbers are drawn in another way",
@@ -473,7 +461,7 @@ class RingStrategy(ProcessStrategy):
         return lambda: answer
 
     def parameters(self, tree: Tree) -> Tree:
-        placed = Strategy.parameters(self, tree)
+        placed = strategies.Strategy.parameters(self, tree)
         return placed if self._ring.is_same(placed) else mapped(self._ring.from_first, placed)
 
     def gradients(self, differentiate: Function, loss: Function) -> Function:
@@ -489,10 +477,10 @@ class RingStrategy(ProcessStrategy):
 
     def check_batch(self, batch: Any, loss: Callable[[Any, Any], Any]) -> None:
         self._number += 1
-        if not is_compared(self._number):
+        if not strategies.is_compared(self._number):
             return
         if not self._ring.is_same(batch):
-            raise other_batches()
+            raise strategies.other_batches()
         whole = float(to_numpy(loss(batch, None)))
         own, rows, share = self._own(batch)
         (total,) = self._ring.sum([loss(own, rows)], share)

@@ -24,26 +24,11 @@ from anydevice._core.device import Device
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.table import Table
 from anydevice._core.trees import leaves, refilled
-from anydevice._libraries.layers import (
-    logits_of,
-    loss_and_output,
-    loss_in,
-    loss_of_output,
-    own_loss,
-    takes_model,
-    target_of,
-)
+from anydevice._libraries import layers
 from anydevice._libraries.precision import cast_parameters
 from anydevice._libraries.registry import adapter_of, compile_device, part, row_of
+from anydevice._nn import losses
 from anydevice._nn.layers import ACTIVATIONS
-from anydevice._nn.losses import (
-    Loss,
-    computes_in_float32,
-    fuse_loss,
-    fused_activation,
-    loss_of,
-    threshold_of,
-)
 from anydevice._nn.model import Model
 from anydevice._ops.dispatch import primitives
 from anydevice._train.batches import (
@@ -131,7 +116,7 @@ def predict(
     with _ready(model, device, precision, optimize) as run:
         waiting: deque[Any] = deque()
         for batch in _place_batches(data, size, run.device):
-            output = logits_of(run.output(batch))
+            output = layers.logits_of(run.output(batch))
             like = output if like is None else like
             waiting.append(leaves(output))
             if len(waiting) > _IN_FLIGHT:
@@ -143,7 +128,7 @@ def predict(
 def evaluate(
     model: Any,
     data: Any,
-    loss: Loss | str | None = None,
+    loss: losses.Loss | str | None = None,
     metrics: Specs = (),
     *,
     size: int = 256,
@@ -172,10 +157,10 @@ def evaluate(
     Raises `ConfigurationError` for an unknown metric or loss, and for data that do not fit.
     """
     if loss is not None:
-        loss = loss_of(loss)
+        loss = losses.loss_of(loss)
     # An `nn.Model` that ends with a sigmoid returns probabilities; others are assumed to be logits.
     inner = model.model if isinstance(model, Compiled) else model
-    threshold = threshold_of(inner.layer) if isinstance(inner, Model) else 0.0
+    threshold = losses.threshold_of(inner.layer) if isinstance(inner, Model) else 0.0
     measured = metrics_of(metrics, threshold)
     if loss is None and isinstance(inner, Model) and not measured:
         raise ConfigurationError(
@@ -192,7 +177,7 @@ def evaluate(
             try:
                 value, output = run.loss_and_output(batch, wants_output=bool(measured))
                 for metric in measured:
-                    target = target_of(batch.named) if batch.target is None else batch.target
+                    target = layers.target_of(batch.named) if batch.target is None else batch.target
                     if target is None:
                         raise ConfigurationError(
                             f"{metric.name} needs targets: give batches (x, y), or dicts with "
@@ -246,24 +231,28 @@ class _Runner:
     def loss_and_output(self, batch: _Batch, *, wants_output: bool) -> tuple[Any, Any]:
         """Return the loss of a batch, and the output for the metrics."""
         loss = self._loss
-        if loss is not None and takes_model(loss):
+        if loss is not None and layers.takes_model(loss):
             parts = (batch.named,) if batch.named else (*batch.inputs, batch.target)
-            value, _ = loss_and_output(loss, self._module, parts)
-            return value, logits_of(self.output(batch)) if wants_output else None
+            value, _ = layers.loss_and_output(loss, self._module, parts)
+            return value, layers.logits_of(self.output(batch)) if wants_output else None
         output = self.output(batch)
         if loss is None:
-            own = own_loss(output) if batch.named and not wants_output else loss_in(output)
+            own = (
+                layers.own_loss(output)
+                if batch.named and not wants_output
+                else layers.loss_in(output)
+            )
             self.has_loss = self.has_loss or own is not None
-            return own, logits_of(output)
-        if not computes_in_float32(loss):
+            return own, layers.logits_of(output)
+        if not losses.computes_in_float32(loss):
             arrays = [x for x in leaves(output) if hasattr(x, "shape")]
             if any(primitives(x).dtype(x).name in _NARROW for x in arrays):
                 output = cast_parameters(output, "float32")
         target = batch.named if batch.named and batch.target is None else batch.target
-        value = loss_of_output(loss, output, target)
+        value = layers.loss_of_output(loss, output, target)
         if self._activation is not None:
             output = ACTIVATIONS[self._activation](output)
-        return value, logits_of(output)
+        return value, layers.logits_of(output)
 
 
 @contextmanager
@@ -281,8 +270,8 @@ def _ready(
         model = model.model
     activation = None
     if isinstance(model, Model) and loss is not None:
-        layer, changed = fuse_loss(model.layer, loss)
-        activation = fused_activation(loss) if changed else None
+        layer, changed = losses.fuse_loss(model.layer, loss)
+        activation = losses.fused_activation(loss) if changed else None
         model = model.with_layer(layer)
     row = row_of(model)
     frozen = nullcontext(model) if row is None else part(row.library, "module").in_inference(model)

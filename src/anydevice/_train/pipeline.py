@@ -34,19 +34,11 @@ from anydevice._parallel.mesh import Mesh, devices_of, no_collectives
 from anydevice._parallel.pipeline import DISK, Staged, pipeline
 from anydevice._parallel.pipeline_modules import pipeline_of
 from anydevice._parallel.placing import row_ranges
+from anydevice._train import strategy as strategies
 from anydevice._train.batches import rows_between, rows_of
 from anydevice._train.randomness import random_state, set_random_state
 from anydevice._train.step_config import CompiledSteps, total
 from anydevice._train.stepper import FunctionStepper
-from anydevice._train.strategy import (
-    ROUNDING,
-    ROUNDING_16,
-    Strategy,
-    check_rows,
-    is_compared,
-    not_divisible,
-    training_size,
-)
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 _INSTEAD = "leave microbatches= out"
@@ -105,7 +97,7 @@ def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str
         if not hasattr(model, "parameters"):
             return None
         parameters = model.parameters if isinstance(model, Model) else list(model.parameters())
-        needed, text = training_size(parameters)
+        needed, text = strategies.training_size(parameters)
         available = memory_stats(one_device(devices[0])).available
         if available is None or needed <= available // 2:
             return None
@@ -116,7 +108,7 @@ def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str
     return None
 
 
-class PipelineStrategy(Strategy):
+class PipelineStrategy(strategies.Strategy):
     """A training of a model that `parallel.pipeline` made."""
 
     is_ahead = False
@@ -143,7 +135,7 @@ class PipelineStrategy(Strategy):
         count = f"{len(self.devices)} devices" if len(self.devices) > 1 else str(self.devices[0])
         self.text = f"{count}{more}, pipeline: {why}"
         self.reads_to = Device("cpu", engine="numpy")
-        self.rounding = ROUNDING
+        self.rounding = strategies.ROUNDING
         self._compared = 0
         self.place = self._place_batch
 
@@ -170,7 +162,7 @@ class PipelineStrategy(Strategy):
         self, layer: Any, frozen: Collection[str], policy: Policy, optimizer: Any = None
     ) -> None:
         """Raise `UnsupportedError` for options that a pipeline does not support."""
-        self.rounding = ROUNDING_16 if policy.is_narrow else ROUNDING
+        self.rounding = strategies.ROUNDING_16 if policy.is_narrow else strategies.ROUNDING
         if policy.needs_loss_scale:
             raise Absent(
                 f"a pipeline does not train in {policy.compute}, which needs a scaled loss",
@@ -182,7 +174,7 @@ class PipelineStrategy(Strategy):
                 instead="use one of nn, such as nn.AdamW(1e-3)",
             ).error()
         if self.microbatches > 1:
-            check_rows(layer, frozen, _INSTEAD)
+            strategies.check_rows(layer, frozen, _INSTEAD)
 
     def module(self, layer: Any, dtype: str, optimizer: Any) -> Any:
         """Return the module unchanged: the pipeline has placed it already."""
@@ -214,12 +206,12 @@ class PipelineStrategy(Strategy):
     def compares(self) -> bool:
         """Whether the next batch's loss is also computed without microbatches."""
         self._compared += 1
-        return self.microbatches > 1 and is_compared(self._compared)
+        return self.microbatches > 1 and strategies.is_compared(self._compared)
 
     def compare(self, whole: float, parts: float) -> None:
         """Raise `UnsupportedError` if the loss is not the mean over microbatches."""
         if abs(whole - parts) > self.rounding * max(1.0, abs(whole)):
-            raise not_divisible(
+            raise strategies.not_divisible(
                 f"the loss of batch {self._compared} is {whole:.6g}, and {parts:.6g} as the "
                 f"mean of {self.microbatches} microbatches",
                 _INSTEAD,

@@ -36,6 +36,7 @@ from anydevice._nn.losses import fuse_loss, fused_activation, loss_of, remark_on
 from anydevice._nn.model import Model, frozen_layers, trained_leaves
 from anydevice._nn.optimizers import SGD, Optimizer, rate_of
 from anydevice._parallel.mesh import Devices, Mesh
+from anydevice._train import failures, randomness
 from anydevice._train.batches import (
     batch_name,
     checked_data,
@@ -54,22 +55,7 @@ from anydevice._train.checkpoint import (
     write_checkpoint,
 )
 from anydevice._train.data_parallel import mesh_of, strategy_for
-from anydevice._train.failures import (
-    TrainedBatch,
-    check_loss,
-    check_shape,
-    explain_error,
-    failure,
-    wrong_target,
-)
 from anydevice._train.pipeline import PipelineStepper, PipelineStrategy, pipelined
-from anydevice._train.randomness import (
-    device_state,
-    host_state,
-    seed_modules,
-    set_device_state,
-    set_host_state,
-)
 from anydevice._train.step_config import CompiledSteps, StepConfig, copied
 from anydevice._train.stepper import stepper_for
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
@@ -231,7 +217,7 @@ class Training:
             self.config = replace(self.config, layer=layer)
             self._like = layer.parameters
         if isinstance(layer, ModuleLayer) and seed is not None:
-            seed_modules(layer.library, seed)
+            randomness.seed_modules(layer.library, seed)
         self._stepper: Stepper | None = None
         self.epoch, self.position = 1, 0
         self.waiting = 0
@@ -240,7 +226,7 @@ class Training:
         self._first_rows = 0
         self._placed: Any = None
         self.form = module_batch if isinstance(layer, ModuleLayer) else pair_of
-        self._unread: list[tuple[TrainedBatch, Any]] = []
+        self._unread: list[tuple[failures.TrainedBatch, Any]] = []
         """The batches since the last reading, with their losses on the device."""
         self._kept_bytes = 0
         self._last_reading = time.monotonic()
@@ -362,9 +348,11 @@ class Training:
     def batches(self) -> Iterator[Any]:
         """Yield the batches left in the epoch, on the device."""
         if not self.position:
-            self._random = {"epoch": host_state(self._data)} if may_shuffle(self._data) else {}
+            self._random = (
+                {"epoch": randomness.host_state(self._data)} if may_shuffle(self._data) else {}
+            )
         elif "epoch" in self._random:
-            set_host_state(self._random["epoch"], self._data)
+            randomness.set_host_state(self._random["epoch"], self._data)
         return self.place_batches(self._data, "data", self.position)
 
     def place_batches(self, data: Any, name: str, skip: int = 0) -> Iterator[Any]:
@@ -387,7 +375,7 @@ class Training:
     def _after_skipping(self) -> None:
         # On an accelerator only the data draws from the host: batches are placed ahead.
         if "now" in self._random and self.device.kind == "cpu":
-            set_host_state(self._random["now"], self._data)
+            randomness.set_host_state(self._random["now"], self._data)
 
     def advance(self, batch: Any) -> Any:
         """Train on a placed batch, without reading losses or explaining errors."""
@@ -395,7 +383,9 @@ class Training:
         shape = _shapes(batch)
         is_new = shape not in self._scopes
         if is_new:
-            check_shape(self.config, batch, batch_name("data", self.epoch, self.position + 1))
+            failures.check_shape(
+                self.config, batch, batch_name("data", self.epoch, self.position + 1)
+            )
             if stepper.compiler.compiles and self.on_compile is not None:
                 self.on_compile(True)
             self._scopes[shape] = stepper.scope_of(batch)
@@ -410,13 +400,13 @@ class Training:
                 self._first_rows = self._first_rows if self.waiting else rows
                 value = stepper.add(batch, rows / self._first_rows)
         if is_new:
-            check_loss(self.config, value)
+            failures.check_loss(self.config, value)
             if self.on_compile is not None:
                 self.on_compile(False)
         self.position += 1
         self.waiting = (self.waiting + 1) % accumulate
         step = stepper.started + (accumulate > 1)  # with accumulation, the step is yet to come
-        self._unread.append((TrainedBatch(batch, stepper.batches, step), value))
+        self._unread.append((failures.TrainedBatch(batch, stepper.batches, step), value))
         self._kept_bytes += sum([getattr(each, "nbytes", 0) for each in leaves(batch)])
         if accumulate > 1 and not self.waiting:
             stepper.move(self.rate)
@@ -428,7 +418,7 @@ class Training:
         if of_schedule or names_batch(error):
             raise error
         where = batch_name("data", self.epoch, self.position + 1)
-        instead = explain_error(error, self.stepper, batch, where)
+        instead = failures.explain_error(error, self.stepper, batch, where)
         if instead is error:
             raise error
         raise instead from None if isinstance(error, AnyDeviceError) else error
@@ -499,7 +489,10 @@ class Training:
         loop = replace(loop, epoch=self.epoch, position=self.position, rate=self.rate)
         random = dict(self._random) if self.position else {}
         if isinstance(self.config.layer, ModuleLayer) or may_shuffle(self._data):
-            random |= {"now": host_state(self._data), "device": device_state(self.device)}
+            random |= {
+                "now": randomness.host_state(self._data),
+                "device": randomness.device_state(self.device),
+            }
         state, saved = self.stepper.state, self.strategy.saved
         state = replace(state, **{name: saved(getattr(state, name)) for name in _ARRAYS})
         checkpoint = Checkpoint(
@@ -532,8 +525,8 @@ class Training:
             with translating_oom(self.device):
                 self._stepper = self._stepper_for(checkpoint.step)
             if "now" in checkpoint.random:
-                set_host_state(checkpoint.random["now"], self._data)
-                set_device_state(self.device, checkpoint.random["device"])
+                randomness.set_host_state(checkpoint.random["now"], self._data)
+                randomness.set_device_state(self.device, checkpoint.random["device"])
         except AnyDeviceError:
             raise
         except Exception as error:  # libraries raise their own for states that do not fit
@@ -555,14 +548,14 @@ class Training:
         self.epoch += 1
         self.position = 0
 
-    def _failure(self, batches: list[TrainedBatch]) -> Exception:
+    def _failure(self, batches: list[failures.TrainedBatch]) -> Exception:
         stepper, readable = self.stepper, self.strategy.readable
         since, name = stepper.failed_since, stepper.engine.name
         own = [batch for batch in batches if batch.step == since] or batches
         own = [batch._replace(batch=readable(batch.batch)) for batch in own]
         parameters = readable(stepper.parameters)
-        wrong = wrong_target(self.config, parameters, own)
-        return wrong or failure(self.config, name, parameters, own, since, self.seed)
+        wrong = failures.wrong_target(self.config, parameters, own)
+        return wrong or failures.failure(self.config, name, parameters, own, since, self.seed)
 
     def _rates(self, own: Optimizer | None) -> Callable[[int], float] | None:
         """Return the rate of each step; `None` if the optimizer or its schedule sets it."""

@@ -200,7 +200,7 @@ class DistributedOptimizer(nn.Optimizer):
     optimizer: Any = None
 
     def __init__(self, backend: AbstractLuxDistributedBackend, optimizer: nn.Optimizer) -> None:
-        super().__init__(optimizer.rate, backend=backend, optimizer=optimizer)
+        super().__init__(optimizer.rate, backend=backend, optimizer=optimizer)  # type: ignore[call-arg]
 
     def init(self, parameters: Any) -> Any:
         return self.optimizer.init(parameters)

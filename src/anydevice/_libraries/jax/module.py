@@ -16,20 +16,7 @@ from anydevice._arrays.move import is_array, to_device
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.hooks import is_of
-from anydevice._libraries.base import (
-    After,
-    Arguments,
-    ArraysAdapter,
-    Change,
-    ChangeDetector,
-    ModelAdapter,
-    Watched,
-    cpu_placer,
-    host_array,
-    recording,
-    training_mode_error,
-    training_mode_note,
-)
+from anydevice._libraries import base
 from anydevice._libraries.precision import Policy, cast
 from anydevice.errors import ConfigurationError
 
@@ -37,12 +24,12 @@ _MOST_WRAPPERS = 8
 """Depth to which nested functions are searched for a module."""
 
 
-class JaxAdapter(ArraysAdapter):
+class JaxAdapter(base.ArraysAdapter):
     """A module that is a tree of arrays and static values, which are part of the code."""
 
     library = "jax"
     arguments: list[Array]
-    _training_note = training_mode_note()
+    _training_note = base.training_mode_note()
     _inference_mode = "model.eval()"
 
     def __init__(
@@ -67,7 +54,7 @@ class JaxAdapter(ArraysAdapter):
             values[place] = value
         return self._whole(values)
 
-    def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+    def call(self, arguments: base.Arguments, *inputs: Any, **named: Any) -> Any:
         return self.run(self.bound(arguments), *inputs, **named)
 
     def _module_of(self, model: Any) -> Any:
@@ -81,29 +68,29 @@ class JaxAdapter(ArraysAdapter):
             return self.call
         mapped = trees.tree_map
 
-        def run(arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+        def run(arguments: base.Arguments, *inputs: Any, **named: Any) -> Any:
             result = self.call([cast(x, policy.compute) for x in arguments], *inputs, **named)
             return mapped(lambda x: cast(x, policy.output), result)
 
         return run
 
-    def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+    def traced(self, after: base.After, *inputs: Any, **named: Any) -> Any:
         module = self.bound(self.arguments)
-        with recording(self._parts(module), after):
+        with base.recording(self._parts(module), after):
             return self.run(module, *inputs, **named)
 
     def weights(self) -> Mapping[str, Array]:
         names = [self._paths[place] for place in self._places]
         return dict(zip(names, self.arguments, strict=True))
 
-    def moved(self, device: Device, dtype: str) -> ModelAdapter:
+    def moved(self, device: Device, dtype: str) -> base.ModelAdapter:
         arrays = [cast(x, dtype) for x in self.arguments]
         return type(self)(self._given, to_device(arrays, device, convert=True))
 
-    def reference(self, change: Change, engine: str) -> ModelAdapter:
+    def reference(self, change: base.Change, engine: str) -> base.ModelAdapter:
         with float64_scope():
-            place = cpu_placer("jax")
-            arrays = [place(change(host_array(x))) for x in self.arguments]
+            place = base.cpu_placer("jax")
+            arrays = [place(change(base.host_array(x))) for x in self.arguments]
         return type(self)(self._given, arrays, reference=True)
 
     def has_coarse_products(self, device: Device) -> bool:
@@ -112,7 +99,7 @@ class JaxAdapter(ArraysAdapter):
     def check_verifiable(self) -> None:
         path = self._in_training()
         if path is not None:
-            raise training_mode_error(path, self._inference_mode)
+            raise base.training_mode_error(path, self._inference_mode)
 
     def _flat(self, module: Any) -> tuple[list[Any], Any]:
         values, structure = trees.tree_flatten(module)
@@ -137,7 +124,7 @@ class EquinoxAdapter(JaxAdapter):
     """A module of Equinox, also in `jax.vmap`. It is immutable, so no changes are detected."""
 
     kind = "equinox.Module"
-    _training_note = training_mode_note("equinox.nn.inference_mode")
+    _training_note = base.training_mode_note("equinox.nn.inference_mode")
     _inference_mode = "equinox.nn.inference_mode(model)"
 
     def _module_of(self, model: Any) -> Any:
@@ -177,11 +164,11 @@ class NnxAdapter(JaxAdapter):
     """A module of Flax NNX. Changes that it makes to itself in a call are discarded."""
 
     kind = "flax.nnx.Module"
-    _training_note = f"{training_mode_note()}; its random numbers are the same in every call"
+    _training_note = f"{base.training_mode_note()}; its random numbers are the same in every call"
 
-    def moved(self, device: Device, dtype: str) -> ModelAdapter:
+    def moved(self, device: Device, dtype: str) -> base.ModelAdapter:
         moved = super().moved(device, dtype)
-        moved.detector = ChangeDetector(lambda: _watch_objects(self.module))
+        moved.detector = base.ChangeDetector(lambda: _watch_objects(self.module))
         return moved
 
     def update_weights(self, device: Device, dtype: str) -> bool:
@@ -199,22 +186,16 @@ class NnxAdapter(JaxAdapter):
         return True
 
     def _flat(self, module: Any) -> tuple[list[Any], Any]:
-        from flax import nnx
-
-        self._graph, state = nnx.split(module)
-        if trees.tree_leaves(nnx.state(module, nnx.Not(nnx.Param))):
+        self._graph, state = nnx().split(module)
+        if trees.tree_leaves(nnx().state(module, nnx().Not(nnx().Param))):
             self.notes = ("changes that the module makes to itself when called are not kept",)
         return super()._flat(state)
 
     def _whole(self, values: list[Any]) -> Any:
-        from flax import nnx
-
-        return nnx.merge(self._graph, super()._whole(values))
+        return nnx().merge(self._graph, super()._whole(values))
 
     def _all_paths(self, module: Any) -> list[str]:
-        from flax import nnx
-
-        return super()._all_paths(nnx.state(module))
+        return super()._all_paths(nnx().state(module))
 
     def _in_training(self) -> str | None:
         for path, part in self._parts(self.module).items():
@@ -223,29 +204,26 @@ class NnxAdapter(JaxAdapter):
         return None
 
     def _parts(self, module: Any) -> dict[str, Any]:
-        from flax import nnx
-
-        modules = nnx.iter_modules(module)
+        modules = nnx().iter_modules(module)
         return {".".join(map(str, path)): part for path, part in modules if path}
 
 
 def mapped_module(function: Any) -> Any:
     """Return the Equinox module inside a function made by `jax.vmap`; `None` for others."""
-    base = equinox().Module
+    module_type = equinox().Module
     inside = function
-    while not isinstance(inside, base) and hasattr(inside, "__wrapped__"):
+    while not isinstance(inside, module_type) and hasattr(inside, "__wrapped__"):
         inside = inside.__wrapped__
-    is_mapped = isinstance(inside, base) and _with_module(function, inside, None) is not function
-    return inside if is_mapped else None
+    if not isinstance(inside, module_type) or _with_module(function, inside, None) is function:
+        return None
+    return inside
 
 
 @contextmanager
 def in_inference(model: Any) -> Iterator[Any]:
     """Yield a copy of a module, or of a `jax.vmap` of one, in inference mode."""
     if is_of(model, "flax.nnx", "Module"):
-        from flax import nnx
-
-        model = nnx.clone(model)
+        model = nnx().clone(model)
         model.eval()
         yield model
     else:
@@ -295,15 +273,14 @@ def _runs_mapped(module: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -
     return True
 
 
-def _watch_objects(module: Any) -> Watched:
+def _watch_objects(module: Any) -> base.Watched:
     """Return the objects of a module of Flax NNX, and the values of its variables."""
-    from flax import nnx
-
-    base = nnx.Pytree if hasattr(nnx, "Pytree") else nnx.Object  # the name in earlier releases
+    # An `Object` in earlier releases.
+    object_type = nnx().Pytree if hasattr(nnx(), "Pytree") else nnx().Object
     views: list[Any] = []
     values: list[Callable[[], Any]] = []
-    for _, node in nnx.iter_graph(module):
-        if isinstance(node, nnx.Variable):
+    for _, node in nnx().iter_graph(module):
+        if isinstance(node, nnx().Variable):
             # An attribute in earlier releases.
             read = getattr(node, "get_raw_value", None) or partial(getattr, node, "raw_value")
             values.append(read)
@@ -311,18 +288,18 @@ def _watch_objects(module: Any) -> Watched:
             views.append(node.values())
         elif isinstance(node, list | tuple):
             views.append(node)
-        elif isinstance(node, base):
+        elif isinstance(node, object_type):
             views.append(vars(node).values())
-    return Watched(views, [lambda: [read() for read in values]], [])
+    return base.Watched(views, [lambda: [read() for read in values]], [])
 
 
 def _is_false(part: Any, name: str) -> bool:
     return getattr(part, name, None) is False
 
 
-def _modules_in(value: Any, base: type, path: str) -> Iterator[tuple[str, Any]]:
+def _modules_in(value: Any, kind: type, path: str) -> Iterator[tuple[str, Any]]:
     """Yield the callable modules inside a module, by path, depth first."""
-    if isinstance(value, base):
+    if isinstance(value, kind):
         inside = [(f"{path}.{name}", part) for name, part in vars(value).items()]
     elif isinstance(value, Mapping):
         inside = [(f"{path}[{key!r}]", part) for key, part in value.items()]
@@ -331,8 +308,8 @@ def _modules_in(value: Any, base: type, path: str) -> Iterator[tuple[str, Any]]:
     else:
         return
     for name, part in inside:
-        yield from _modules_in(part, base, name)
-    if path and isinstance(value, base) and callable(value):
+        yield from _modules_in(part, kind, name)
+    if path and isinstance(value, kind) and callable(value):
         yield path.removeprefix("."), value
 
 
@@ -342,6 +319,13 @@ def _is_numbers(value: Any) -> bool:
         return False
     dtypes = jax.dtypes
     return not dtypes.issubdtype(value.dtype, dtypes.extended)
+
+
+def nnx() -> ModuleType:
+    """Return Flax NNX, already imported by the user of its module."""
+    from flax import nnx
+
+    return nnx
 
 
 def equinox() -> ModuleType:

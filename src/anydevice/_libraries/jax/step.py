@@ -10,7 +10,7 @@ import jax
 
 from anydevice._core.array import Array
 from anydevice._core.trees import Tree
-from anydevice._libraries.jax.module import EquinoxAdapter, equinox, mapped_module
+from anydevice._libraries.jax.module import EquinoxAdapter, equinox, mapped_module, nnx
 from anydevice._libraries.layers import (
     LibraryOptimizer,
     Loss,
@@ -77,13 +77,11 @@ class NnxLayer(ModuleLayer):
     library = "jax"
 
     def settings_fit(self) -> None:
-        from flax import nnx
-
-        copied = nnx.clone(self.given)
+        copied = nnx().clone(self.given)
         graphs = []
         for mode in (copied.eval, copied.train):
             mode()
-            graphs.append(nnx.split(copied, nnx.Param, ...)[0])
+            graphs.append(nnx().split(copied, nnx().Param, ...)[0])
         object.__setattr__(self, "graphs", graphs)
         parts = _nnx_parts(self.given)
         names = [[name for name, _ in pairs] for pairs, _ in parts]
@@ -100,18 +98,14 @@ class NnxLayer(ModuleLayer):
 
     @contextmanager
     def bound(self, parameters: Mapping[str, Array], run: Run) -> Iterator[Any]:
-        from flax import nnx
-
-        module = nnx.merge(self.graphs[run.training], *self._states(parameters))
+        module = nnx().merge(self.graphs[run.training], *self._states(parameters))
         yield module
         for name, x in _nnx_parts(module)[1][0]:
             run.update(name, _as_numbers(x))
 
     def finished(self, parameters: Mapping[str, Array]) -> Any:
-        from flax import nnx
-
         for state in self._states(parameters):
-            nnx.update(self.given, state)
+            nnx().update(self.given, state)
         return self.given
 
     def _states(self, parameters: Mapping[str, Array]) -> list[Any]:
@@ -126,9 +120,7 @@ class NnxLayer(ModuleLayer):
 
 def _nnx_parts(module: Any) -> list[tuple[list[tuple[str, Any]], Any]]:
     """Return the parameters of a module, and the rest: arrays by path, and their structure."""
-    from flax import nnx
-
-    _, *states = nnx.split(module, nnx.Param, ...)
+    _, *states = nnx().split(module, nnx().Param, ...)
     parts = []
     for state in states:
         pairs, structure = jax.tree_util.tree_flatten_with_path(state)

@@ -13,21 +13,7 @@ from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.trees import leaves, mapped, refilled
-from anydevice._libraries.base import (
-    After,
-    Arguments,
-    ArraysAdapter,
-    Change,
-    ChangeDetector,
-    ModelAdapter,
-    Snapshot,
-    Watched,
-    cpu_placer,
-    host_array,
-    in_mode,
-    recording,
-    training_mode_note,
-)
+from anydevice._libraries import base
 from anydevice._libraries.native import paths_of
 from anydevice._libraries.precision import cast, cast_parameters
 
@@ -35,7 +21,7 @@ _changing = ForkSafeLock(reentrant=True, leaves="the weights of a model")
 """Locked while a module has other weights than its own."""
 
 
-class MlxAdapter(ArraysAdapter):
+class MlxAdapter(base.ArraysAdapter):
     """An `mlx.nn.Module`. Each call sets its weights, and restores its own afterwards."""
 
     kind = "mlx.nn.Module"
@@ -53,9 +39,9 @@ class MlxAdapter(ArraysAdapter):
         self.arguments = self._own if arguments is None else arguments
         self.is_reference = reference
         if any(part.training for part in module.modules()):
-            self.notes = (training_mode_note(),)
+            self.notes = (base.training_mode_note(),)
 
-    def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+    def call(self, arguments: base.Arguments, *inputs: Any, **named: Any) -> Any:
         with _changing.native:
             own = self.module.parameters()
             self.module.update(arguments)
@@ -64,18 +50,18 @@ class MlxAdapter(ArraysAdapter):
             finally:
                 self.module.update(own)
 
-    def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+    def traced(self, after: base.After, *inputs: Any, **named: Any) -> Any:
         parts = {path: part for path, part in self.module.named_modules() if path}
-        with recording(parts, after):
+        with base.recording(parts, after):
             return self.call(self.arguments, *inputs, **named)
 
     def weights(self) -> Mapping[str, Array]:
         return paths_of(self.arguments)
 
-    def moved(self, device: Device, dtype: str) -> ModelAdapter:
+    def moved(self, device: Device, dtype: str) -> base.ModelAdapter:
         arrays = cast_parameters(self.arguments, dtype)
         moved = MlxAdapter(self.module, to_device(arrays, device))
-        moved.detector = _LockedDetector(lambda: Watched(list(_views(self.module)), [], []))
+        moved.detector = _LockedDetector(lambda: base.Watched(list(_views(self.module)), [], []))
         return moved
 
     def update_weights(self, device: Device, dtype: str) -> bool:
@@ -91,18 +77,18 @@ class MlxAdapter(ArraysAdapter):
         self._own, self.arguments = own, refilled(own, taken)
         return True
 
-    def reference(self, change: Change, engine: str) -> ModelAdapter:
-        place = cpu_placer("mlx")
-        changed = mapped(lambda x: place(change(host_array(x))), self.arguments)
+    def reference(self, change: base.Change, engine: str) -> base.ModelAdapter:
+        place = base.cpu_placer("mlx")
+        changed = mapped(lambda x: place(change(base.host_array(x))), self.arguments)
         return MlxAdapter(self.module, changed, reference=True)
 
 
-class _LockedDetector(ChangeDetector):
+class _LockedDetector(base.ChangeDetector):
     def has_changed(self) -> bool:
         with _changing.native:
             return super().has_changed()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> base.Snapshot:
         with _changing.native:
             return super().snapshot()
 
@@ -135,5 +121,5 @@ def float64_scope() -> Iterator[None]:
 @contextmanager
 def in_inference(model: Any) -> Iterator[Any]:
     """Hold the module in inference mode inside the block."""
-    with in_mode(model, training=False, attribute="_training"):
+    with base.in_mode(model, training=False, attribute="_training"):
         yield model

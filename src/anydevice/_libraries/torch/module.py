@@ -20,20 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from anydevice._arrays.move import device_of, to_device
 from anydevice._core.array import Array
 from anydevice._core.device import Device
-from anydevice._libraries.base import (
-    After,
-    Arguments,
-    Change,
-    ChangeDetector,
-    ModelAdapter,
-    Read,
-    State,
-    Watched,
-    in_mode,
-    parameter_names,
-    training_mode_error,
-    training_mode_note,
-)
+from anydevice._libraries import base
 from anydevice._libraries.precision import Policy, has_coarse_products
 from anydevice._machine.engines import registry
 
@@ -52,7 +39,7 @@ _SHARED = (
 _RANDOM_IN_TRAINING = re.compile("Dropout|BatchNorm|InstanceNorm|RReLU|DropPath")
 
 
-class TorchAdapter(ModelAdapter):
+class TorchAdapter(base.ModelAdapter):
     """A `torch.nn.Module`; forward hooks read the outputs of its parts.
 
     It is moved in place, as PyTorch moves modules. If its weights need another dtype, it is copied,
@@ -73,9 +60,9 @@ class TorchAdapter(ModelAdapter):
         self._computing = computing
         self.follows = _SHARED
         self._copied: Any = None
-        self._code: ChangeDetector | None = None
+        self._code: base.ChangeDetector | None = None
 
-    def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+    def call(self, arguments: base.Arguments, *inputs: Any, **named: Any) -> Any:
         return self.module(*inputs, **named)
 
     def with_policy(self, policy: Policy) -> Callable[..., Any]:
@@ -88,14 +75,14 @@ class TorchAdapter(ModelAdapter):
             floating = isinstance(x, torch.Tensor) and x.is_floating_point()
             return x.to(wanted) if floating else x
 
-        def run(arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+        def run(arguments: base.Arguments, *inputs: Any, **named: Any) -> Any:
             with torch.autocast(kind, dtype=dtype):
                 result = module(*inputs, **named)
             return torch.utils._pytree.tree_map(widened, result)
 
         return run
 
-    def for_tracing(self, device: Device, policy: Policy) -> ModelAdapter:
+    def for_tracing(self, device: Device, policy: Policy) -> base.ModelAdapter:
         if not policy.casts_parameters:
             return self
         return TorchAdapter(self.module, computing=(self._device_type(), policy.compute))
@@ -103,7 +90,7 @@ class TorchAdapter(ModelAdapter):
     def input_dtype(self, policy: Policy) -> str:
         return policy.parameters
 
-    def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+    def traced(self, after: base.After, *inputs: Any, **named: Any) -> Any:
         def hook(part: Any, given: Any, result: Any, name: str) -> Any:
             return after(name, result)
 
@@ -120,13 +107,13 @@ class TorchAdapter(ModelAdapter):
             **dict(self.module.named_buffers()),
         }
 
-    def moved(self, device: Device, dtype: str) -> ModelAdapter:
+    def moved(self, device: Device, dtype: str) -> base.ModelAdapter:
         wanted = getattr(torch, dtype)
         types = {x.dtype for x in self.weights().values() if x.is_floating_point()}
         if types <= {wanted}:
             moved = TorchAdapter(to_device(self.module, device), _notes(self.module))
             # The weights are shared with the module. Compiled code does not run the hooks.
-            moved.detector = ChangeDetector(lambda: _watch_code(moved.module))
+            moved.detector = base.ChangeDetector(lambda: _watch_code(moved.module))
             return moved
         copied = _copy_of(self.module).to(wanted)
         others = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types - {wanted}))
@@ -134,8 +121,8 @@ class TorchAdapter(ModelAdapter):
         moved = TorchAdapter(to_device(copied, device), (*_notes(copied), note))
         moved.follows = _FOLLOWS
         moved._copied = self.module
-        moved._code = ChangeDetector(lambda: _watch_code(self.module))
-        moved.detector = ChangeDetector(lambda: _watch_module(self.module))
+        moved._code = base.ChangeDetector(lambda: _watch_code(self.module))
+        moved.detector = base.ChangeDetector(lambda: _watch_module(self.module))
         return moved
 
     def update_weights(self, device: Device, dtype: str) -> bool:
@@ -150,11 +137,11 @@ class TorchAdapter(ModelAdapter):
                 _copy(source._buffers, part._buffers)
         return True
 
-    def verified_detector(self, rewritten: Collection[str]) -> ChangeDetector | None:
+    def verified_detector(self, rewritten: Collection[str]) -> base.ChangeDetector | None:
         given = self.module if self._copied is None else self._copied
-        return ChangeDetector(lambda: _watch_verdict(given, rewritten))
+        return base.ChangeDetector(lambda: _watch_verdict(given, rewritten))
 
-    def state(self) -> State:
+    def state(self) -> base.State:
         plain = vars(torch.nn.Module()).keys()
         return {
             f"{path}.{name}".lstrip("."): (x, _version_of(x))
@@ -163,7 +150,7 @@ class TorchAdapter(ModelAdapter):
             if name not in plain
         }
 
-    def reference(self, change: Change, engine: str) -> ModelAdapter:
+    def reference(self, change: base.Change, engine: str) -> base.ModelAdapter:
         adapter = TorchAdapter(_copy_of(self.module))
         for part in adapter.module.modules():
             for x in part._parameters.values():
@@ -196,14 +183,14 @@ class TorchAdapter(ModelAdapter):
         return None if registry.load("torch").is_traced(x) else _wide_array(x)
 
     def input_names(self) -> frozenset[str]:
-        return parameter_names(self.module.forward)
+        return base.parameter_names(self.module.forward)
 
     def check_verifiable(self) -> None:
         for name, part in self.module.named_modules():
             script = isinstance(part, torch.jit.ScriptModule)  # it has the name of the original
             kind = str(part.original_name if script else type(part).__name__)
             if part.training and _RANDOM_IN_TRAINING.search(kind):
-                raise training_mode_error(name)
+                raise base.training_mode_error(name)
 
     def has_coarse_products(self, device: Device) -> bool:
         """Whether TF32 is used, as in the base class; convolution weights have 3 or more axes."""
@@ -223,7 +210,7 @@ def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     Its first argument is the weights, the others are arrays.
     """
 
-    def run(arguments: Arguments, *arrays: torch.Tensor) -> Any:
+    def run(arguments: base.Arguments, *arrays: torch.Tensor) -> Any:
         for x in arrays:
             if x.requires_grad:
                 return function(arguments, *arrays)
@@ -265,7 +252,7 @@ def _copy_of(module: nn.Module) -> nn.Module:
     return copied
 
 
-def _watch_module(module: nn.Module, *, buffers: bool = True) -> Watched:
+def _watch_module(module: nn.Module, *, buffers: bool = True) -> base.Watched:
     """Watch the weights, the mode and the code of a module."""
     code, parts = _watch_code(module), list(module.modules())
     holders = [part._parameters for part in parts]
@@ -276,17 +263,17 @@ def _watch_module(module: nn.Module, *, buffers: bool = True) -> Watched:
     # The training mode is read from `vars` if it is there.
     own = [vars(part) for part in parts if "training" in vars(part)]
     others = [part for part in parts if "training" not in vars(part)]
-    values: list[Read] = [
+    values: list[base.Read] = [
         *code.values,
         partial(map, itemgetter("training"), own),
         partial(map, attrgetter("training"), others),
         partial(map, attrgetter("_version"), tensors),
         _StepCounter(module.parameters()),
     ]
-    return Watched(code.views + views, [], values, code.dicts + dicts)
+    return base.Watched(code.views + views, [], values, code.dicts + dicts)
 
 
-def _watch_code(module: nn.Module) -> Watched:
+def _watch_code(module: nn.Module) -> base.Watched:
     """Watch everything that decides the computation: parts, hooks, and each `forward`."""
     parts = list(module.modules())
     everywhere = torch.nn.modules.module
@@ -301,7 +288,7 @@ def _watch_code(module: nn.Module) -> Watched:
         own = [(id(part), part["forward"]) for part in variables if "forward" in part]
         return [*map(_FORWARD, kinds), *own]
 
-    return Watched(views, [], [forwards], dicts)
+    return base.Watched(views, [], [forwards], dicts)
 
 
 def _split_holders(
@@ -312,7 +299,7 @@ def _split_holders(
     return plain, [x.values() for x in holders if type(x) not in (dict, OrderedDict)]
 
 
-def _watch_verdict(module: nn.Module, rewritten: Collection[str]) -> Watched:
+def _watch_verdict(module: nn.Module, rewritten: Collection[str]) -> base.Watched:
     """Watch everything visible of a module, except for state that it rewrites itself in a call."""
     watched = _watch_module(module, buffers=False)
     plain = {*vars(torch.nn.Module()), *rewritten}
@@ -331,7 +318,7 @@ def _watch_verdict(module: nn.Module, rewritten: Collection[str]) -> Watched:
         ]
 
     versions = [*watched.values, lambda: map(_version_of, values())]
-    return Watched(watched.views, [values], versions, watched.dicts)
+    return base.Watched(watched.views, [values], versions, watched.dicts)
 
 
 class _StepCounter:
@@ -399,11 +386,11 @@ def _copy(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]
 
 
 def _notes(module: nn.Module) -> tuple[str, ...]:
-    return (training_mode_note(),) * bool(module.training)
+    return (base.training_mode_note(),) * bool(module.training)
 
 
 @contextmanager
 def in_inference(model: nn.Module) -> Iterator[nn.Module]:
     """Hold the module in inference mode inside the block."""
-    with in_mode(model, training=False):
+    with base.in_mode(model, training=False):
         yield model
