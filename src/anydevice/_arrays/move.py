@@ -80,9 +80,8 @@ def to_device(
     >>> anydevice.to_device({"weight": numpy.ones(3), "name": "layer"}, "cpu")["name"]
     'layer'
 
-    `dtype`, a name or a library's own dtype, is for the floating arrays: they are cast to it, and
-    integers, booleans and complex numbers stay as they are. Numbers too large for it become
-    infinite.
+    Floating arrays are cast to `dtype`, a name or a library's own dtype; integers, booleans and
+    complex numbers stay as they are. Numbers too large for it become infinite.
 
     >>> tree = {"weight": numpy.ones(2), "ids": numpy.arange(2)}
     >>> anydevice.to_device(tree, anydevice.device("cpu", engine="numpy"), dtype="float16")
@@ -145,8 +144,7 @@ def device_of(tree: object) -> Device | None:
     Its engine is the library of the arrays, so `device_of(x)(constant)` gives an array of the same
     library. If the arrays are of several libraries, it is the default engine of the device.
 
-    Raises `DeviceMismatchError`, with two paths, if they are on different devices, or an array is
-    sharded over several.
+    Raises `DeviceMismatchError`, with two paths, for several devices, or for a sharded array.
     """
     if is_array(tree):
         return _single(tree)
@@ -198,10 +196,7 @@ def _elsewhere(
 
 
 def synchronize(device: Device | str | None = None) -> None:
-    """Wait until all work that was started on the device has ended.
-
-    Raises `OutOfMemoryError` if that ran out of memory.
-    """
+    """Wait for all work on the device; raises `OutOfMemoryError` if that ran out of memory."""
     target = one_device(device)
     if target.engine:
         try:
@@ -277,10 +272,7 @@ _destinations: dict[tuple[str, int, str | None], tuple[object, Destination]] = {
 
 
 def destination_of(device: Device | str) -> Destination:
-    """Return the destination for a device or its name.
-
-    Raises `DeviceNotFoundError` if the device is not usable.
-    """
+    """Return the destination for a device or a name; raises `DeviceNotFoundError` if unusable."""
     if not isinstance(device, Device):
         return destination_of(one_device(device))
     key = (device.backend, device.index, device.engine_asked)
@@ -350,10 +342,7 @@ class _Move:
         return moved
 
     def _cast(self, moved: list[Array], positions: Iterable[int], *, ahead: bool) -> None:
-        """Cast the floating arrays at these positions, before or after they are moved.
-
-        The smaller of the two dtypes is moved.
-        """
+        """Cast the floating arrays at these positions, so that the smaller dtype is moved."""
         for position in positions:
             value = moved[position]
             owner = _owner(value)
@@ -529,10 +518,7 @@ class SharedMemory(Record):
         }
 
     def cast(self, dtype: DType) -> SharedMemory | None:
-        """Return the same views of a copy whose floating dtypes are cast to another.
-
-        Returns `None` if the views have several dtypes, or do not begin at whole elements.
-        """
+        """Return the same views of a cast copy; `None` for several dtypes, or parts of elements."""
         own, size = self.views[0].dtype, self.views[0].dtype.itemsize
         if own == dtype or all(view.dtype.kind != "float" for view in self.views):
             return self
@@ -569,10 +555,7 @@ def cast(x: Array, engine: Engine, dtype: DType) -> Array:
 
 
 def shared_memory(values: Sequence[Array], positions: Sequence[int]) -> list[SharedMemory]:
-    """Return the blocks of memory in which at least two arrays at these positions overlap.
-
-    An array counts as unshared if its library does not report its memory.
-    """
+    """Return the blocks of memory, if libraries report it, in which arrays at positions overlap."""
     known = [span for position in positions if (span := _span(values[position], position))]
     spans = sorted(known, key=lambda span: (span.place, span.start))
     together: list[list[_Span]] = []
@@ -638,7 +621,8 @@ class _Span(Record):
 def _span(value: Array, position: int) -> _Span | None:
     """Return the span of an array; `None` if it cannot share memory, or its memory is unknown."""
     owner = _owner(value)
-    if not owner.has_views or not _is_plain(value, owner):
+    is_subclass = owner.name == "numpy" and type(value) not in (np.ndarray, np.memmap)
+    if not owner.has_views or is_subclass or not getattr(value.dtype, "isnative", True):
         return None
     try:
         storage, itemsize = owner.storage(value), owner.dtype_of(value).itemsize
@@ -700,23 +684,13 @@ def _as_shared(values: Sequence[Array], spans: list[_Span]) -> SharedMemory:
     return SharedMemory(memory, owner, views)
 
 
-def _is_plain(value: Array, owner: Engine) -> bool:
-    """Whether an array is nothing but its bytes: no mask beside them, no foreign byte order."""
-    if owner.name != "numpy":
-        return True
-    return type(value) in (np.ndarray, np.memmap) and bool(getattr(value.dtype, "isnative", False))
-
-
 # Copies between the host and a device
 
 
 def upload(
     arrays: Sequence[Any], engine: Engine, device: Device, narrow: bool, failed_at: list[int]
 ) -> list[Array]:
-    """Place NumPy arrays on a device, as arrays of an engine, in their order.
-
-    If one cannot be placed, its position is appended to `failed_at` before the error is raised.
-    """
+    """Place NumPy arrays on a device, in order; append the position of an error to `failed_at`."""
     placed: list[Any] = [None] * len(arrays)
     staged: list[int] = []
     together = _upload_together(arrays, engine, device)
@@ -808,11 +782,7 @@ def _move_within(
     *,
     detached: bool = False,
 ) -> Array:
-    """Move an array to another device of its own library.
-
-    A large array goes from the host through the ring, unless a gradient has to flow through the
-    copy: `detached` says that none has to.
-    """
+    """Move an array within its library; a large one that is `detached` goes through the ring."""
     history = getattr(array, "requires_grad", False) and not detached
     from_host = len(places) == 1 and places[0].backend == "cpu" and device.backend == "cuda"
     size = _large_size(array)

@@ -188,7 +188,11 @@ class _Pull(threading.Thread):
     def wait(self) -> Any:
         """Return the next batch, or the `_End`; one more may then be pulled."""
         if not self._is_beside:
-            return self._place_now()
+            try:
+                batch = self._context.run(self._place_batch)
+            except Exception as error:
+                return _End(error)
+            return _End() if batch is _NOTHING else batch
         if not self.is_alive() and self._ready.empty():
             raise AnyDeviceError(
                 "this iteration was begun before a fork, and its thread stayed in the parent "
@@ -197,13 +201,6 @@ class _Pull(threading.Thread):
         batch = self._ready.get()
         self._tokens.put(None)
         return batch
-
-    def _place_now(self) -> Any:
-        try:
-            batch = self._context.run(self._place_batch)
-        except Exception as error:
-            return _End(error)
-        return _End() if batch is _NOTHING else batch
 
     def hand_over(self, batch: Any) -> None:
         """Tell GPU libraries that the calling thread uses the batch."""

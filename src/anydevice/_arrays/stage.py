@@ -162,10 +162,7 @@ class Ring:
         self._run(lambda lane, shared: lane.upload(shared, fill), pieces)
 
     def begin(self, pieces: Sequence[Piece], fill: Fill | None, marks: Sequence[Any]) -> None:
-        """Start the copies; `marks`, from `events`, are reached when they have arrived.
-
-        The next pieces can fill buffers while these are in flight.
-        """
+        """Start the copies; `marks`, from `events`, are reached when they have arrived."""
 
         def start(lane: _Lane, shared: Iterator[Piece]) -> None:
             lane.begin(shared, fill)
@@ -195,7 +192,9 @@ class Ring:
             start = piece.host // size
             packed = rows[start : start + piece.size // size]
             if not _write_rows(packed, piece.size, self._copier.file_of(buffer)):
-                _concatenate(packed, buffer, piece.size)
+                memory = (ctypes.c_uint8 * piece.size).from_address(buffer)
+                out = np.frombuffer(memoryview(memory), rows[0].dtype.newbyteorder("="))
+                np.concatenate(packed, out=out.reshape(-1, *rows[0].shape[1:]))
 
         self.upload(
             [
@@ -248,12 +247,6 @@ def _write_rows(rows: Sequence[Any], size: int, file: int | None) -> bool:
     except (BufferError, OSError, TypeError, ValueError):
         return False  # it has gaps, or Python has no buffer of this dtype
     return done == size
-
-
-def _concatenate(rows: Sequence[Any], buffer: int, size: int) -> None:
-    memory = (ctypes.c_uint8 * size).from_address(buffer)
-    packed = np.frombuffer(memoryview(memory), rows[0].dtype.newbyteorder("="))
-    np.concatenate(rows, out=packed.reshape(-1, *rows[0].shape[1:]))
 
 
 class _Shared(Iterator[Piece]):

@@ -332,16 +332,12 @@ def _tensors(
         if start + size > file.size:
             raise _DamagedError(f"{what} ends behind the end of the file")
         tensors[name] = tensor
-    _refuse_overlaps(tensors)
-    return tensors
-
-
-def _refuse_overlaps(tensors: Mapping[str, GgufTensor]) -> None:
     reached, before = 0, ""
     for tensor in sorted(tensors.values(), key=lambda tensor: tensor.start):
         if tensor.start < reached:
             raise _DamagedError(f"the tensors {before!r} and {tensor.name!r} share bytes")
         reached, before = tensor.start + tensor.nbytes, tensor.name
+    return tensors
 
 
 def gguf_package() -> ModuleType:

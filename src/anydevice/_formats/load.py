@@ -111,10 +111,7 @@ def load_file(
     dtype: DType | None = None,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """Load the tensors of an opened file with this header, as `load_weights` does.
-
-    Raises `TransferError` if the file was changed since it was opened.
-    """
+    """Load an opened file as `load_weights` does; raises `TransferError` if it was changed."""
     arrays = {name: _alone(tensor, dtype) for name, tensor in header.entries.items()}
     return load_joined(arrays, device, progress, file)
 
@@ -168,8 +165,7 @@ def _float_dtype(dtype: object) -> DType | None:
 def _progress(arrays: Mapping[Any, Joined], wanted: bool | None) -> Iterator[Advance]:
     """Show a bar on a terminal or in a notebook; yields a function that takes newly read bytes.
 
-    The bar appears at once for a large load, else after a second. `wanted` is true for a bar from
-    the start, false for none.
+    It appears at once if `wanted` is true or much is loaded, else after a second; never if false.
     """
     shown = wanted is not False and sys.stderr is not None and sys.stderr.isatty()
     notebook = wanted is not False and is_loaded("IPython") and in_notebook()
@@ -205,10 +201,7 @@ class Segment(Record):
 
 
 class Joined(Record):
-    """An array made of the elements of its parts, one after the other, in C order.
-
-    For example, q, k and v become one matrix, and the matrices of experts become a stack.
-    """
+    """An array of its parts' elements in C order: q, k and v in one matrix, experts in a stack."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -225,10 +218,7 @@ class Joined(Record):
 
 
 class OpenFiles:
-    """The files of a model, each opened for the first of its tensors; a context manager.
-
-    At the end of a block without errors, no file may have changed.
-    """
+    """The files of a model, each opened for its first tensor; none may change during the block."""
 
     def __init__(self) -> None:
         self._files: dict[Path, PlainFile] = {}

@@ -83,8 +83,11 @@ def _write(path: Path, kind: str, trees: Mapping[str, Any], metadata: Mapping[st
     table: dict[str, Any] = {}
     end = 0
     for name, tensor in tensors.items():
+        dtype = as_dtype(tensor.dtype)
+        if dtype.code is None or dtype.packed:
+            raise TransferError(f"{name}: a safetensors file holds no {dtype}", name)
         table[name] = {
-            "dtype": _code(name, tensor),
+            "dtype": dtype.code,
             "shape": list(arrays[name].shape),  # NumPy gives an axis to arrays without any
             "data_offsets": [end, end + tensor.nbytes],
         }
@@ -196,13 +199,6 @@ def _check_hash(file: PlainFile, header: Header) -> None:
 
 def _hash_of(text: str, table: Mapping[str, Any]) -> Any:
     return hashlib.sha256(json.dumps([text, table], sort_keys=True).encode())
-
-
-def _code(name: str, array: Any) -> str:
-    dtype = as_dtype(array.dtype)
-    if dtype.code is None or dtype.packed:
-        raise TransferError(f"{name}: a safetensors file holds no {dtype}", name)
-    return dtype.code
 
 
 def _bytes(array: Any) -> memoryview:

@@ -66,8 +66,7 @@ class StoredTensor(Record):
     def read(self, file: PlainFile, target: Any, first: int) -> None:
         """Fill a flat array with the elements from `first` on, in the array's dtype.
 
-        `first` is a multiple of 256. Raises `TransferError` for a number that the dtype cannot
-        hold.
+        `first` is a multiple of 256. Raises `TransferError` for a number too large for the dtype.
         """
         raise NotImplementedError
 
@@ -127,8 +126,7 @@ def read_model(path: Path) -> Mapping[str, SafeTensor]:
 
     A folder is read through its index, if it has one. Otherwise it holds one safetensors file, or
     one of several is called model.safetensors. The tensors of an index come in the index's order;
-    tensors that it does not name are ignored. Raises `TransferError`, with the path, for every
-    error.
+    tensors that it does not name are ignored. Every error is a `TransferError` with the path.
     """
     source = source_of(path)
     return read_index(source) if is_index(source) else read_header(source).entries
@@ -178,8 +176,7 @@ def header_of(file: PlainFile) -> Header:
 def _read_entries(header: Mapping[str, Any], base: int, file: PlainFile) -> dict[str, SafeTensor]:
     """Return the tensors of a header, whose bytes begin at `base`.
 
-    Raises `ValueError` if an entry is malformed, and `TransferError`, naming the tensor, if it is
-    impossible.
+    Raises `ValueError` for a malformed entry, and `TransferError` for an impossible tensor.
     """
     entries = {}
     for name, value in header.items():
@@ -239,10 +236,7 @@ def _count_keys(tree: Any) -> int:
 
 
 def _check_strings(tree: Any) -> int:
-    """Return the number of keys in all objects; raise for a string that is not valid Unicode.
-
-    An escape can stand for half of a surrogate pair, which is not a character.
-    """
+    """Count the keys of all objects; raise for half of a surrogate pair, which is no character."""
     keys, waiting = 0, [iter((tree,))]
     while waiting:
         for value in waiting[-1]:

@@ -573,10 +573,7 @@ class LinearBounds:
         return live
 
     def without(self, live: Live) -> LinearBounds:
-        """Return the same bounds without the neurons that are always off, for substitution alone.
-
-        Both of their lines are 0, so they pass on neither coefficients nor errors.
-        """
+        """Return the bounds without neurons that are always off: their lines pass on nothing."""
         machine = self.net.machine
         smaller = copy.copy(self)
         smaller.net = without(self.net, live)
@@ -705,10 +702,7 @@ def relu_curve(
 
 
 def _smooth_curve(function: str, low: Host, high: Host, executed: bool) -> Relaxation:
-    """Return tangents and chords of a smooth function, in float64 on the host.
-
-    The checker computes the same lines, and a proof depends on them in any case.
-    """
+    """Return tangents and chords in float64 on the host: the lines that the checker has, too."""
     with np.errstate(all="ignore"):
         pair = smooth.lines(function, low, high, executed)
         floor = np.zeros_like(low) if pair.floor is None else pair.floor

@@ -82,8 +82,7 @@ def certified(
 
     `eps` is the largest change of each element of an example; `low` and `high` are the range of
     inputs. `share` of the loss is that of the worst outputs by interval bounds, the rest is the
-    plain loss. With `ramp`, eps and the share grow from 0 during this number of steps, which
-    trains better.
+    plain loss. With `ramp`, eps and the share grow from 0 in as many steps, for better training.
 
     >>> import numpy
     >>> from anydevice import nn

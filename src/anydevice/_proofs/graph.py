@@ -46,11 +46,7 @@ INSTEAD = (
 
 
 class LoweredModel(Record):
-    """A model as a network, with the shapes of an example and of its output.
-
-    `dropped` is "softmax" or "log_softmax" if that was the last layer, and the network ends with
-    the logits instead.
-    """
+    """A model as a network, and its shapes; `dropped` names a last softmax or log_softmax."""
 
     network: Network
     input_shape: Shape
@@ -286,16 +282,13 @@ class Builder:
         if np.array_equal(a, b):
             squares, signs = self.function(a, "square"), np.ones(terms)
         else:
-            both = [self._square_of_sum(a, b, sign) for sign in (1.0, -1.0)]
+            every = np.stack([a.reshape(-1), b.reshape(-1)], -1)
+            pairs, index = np.unique(every, axis=0, return_inverse=True)
+            index = index.reshape(a.shape)
+            weights = [np.array([1.0, sign]) for sign in (1.0, -1.0)]
+            both = [self.sums(pairs, weight, function="square")[index] for weight in weights]
             squares, signs = np.concatenate(both, -1), np.repeat([0.25, -0.25], terms)
         return self.sums(squares, signs, roundings=terms + 1)
-
-    def _square_of_sum(self, a: Cells, b: Cells, sign: float) -> Cells:
-        pairs, index = np.unique(
-            np.stack([a.reshape(-1), b.reshape(-1)], -1), axis=0, return_inverse=True
-        )
-        squares = self.sums(pairs, np.array([1.0, sign]), function="square")
-        return squares[index.reshape(-1)].reshape(a.shape)
 
     def softmax(self, cells: Cells) -> Cells:
         """Return `1 / (sum over j of exp(x_j - x_i))` over the last axis.
@@ -339,8 +332,7 @@ class Builder:
     def _divide_by_rms(self, rows: Cells, centred: Cells, eps: float) -> Cells:
         """Return `centred / sqrt(mean of centred² + eps)`.
 
-        The squares of the rows themselves cancel, and count in the error: an execution may compute
-        a variance in one pass.
+        The squares of rows cancel, and count in the error: a variance may be computed in one pass.
         """
         count = rows.shape[-1]
         squares, raw = self.function(centred, "square"), self.function(rows, "square")
@@ -597,13 +589,6 @@ def _slope(graph: Builder, function: str, before: Cells, after: Cells) -> Cells:
     return _SLOPES[function](graph, before, after)
 
 
-def _slope_of_silu(graph: Builder, before: Cells, after: Cells) -> Cells:
-    """Return `sigmoid(x) * (1 + x - silu(x))`."""
-    gate = graph.function(before, "sigmoid")
-    rest = graph.combine([(1.0, before), (-1.0, after)], 1.0)
-    return graph.product(gate, rest)
-
-
 _SLOPES: dict[str, Callable[[Builder, Cells, Cells], Cells]] = {
     "relu": lambda graph, before, after: graph.function(before, "step"),
     "sigmoid": lambda graph, before, after: graph.combine(
@@ -612,7 +597,9 @@ _SLOPES: dict[str, Callable[[Builder, Cells, Cells], Cells]] = {
     "tanh": lambda graph, before, after: graph.combine(
         [(-1.0, graph.function(after, "square"))], 1.0
     ),
-    "silu": _slope_of_silu,
+    "silu": lambda graph, before, after: graph.product(  # sigmoid(x) * (1 + x - silu(x))
+        graph.function(before, "sigmoid"), graph.combine([(1.0, before), (-1.0, after)], 1.0)
+    ),
     "exp": lambda graph, before, after: after,
     "square": lambda graph, before, after: graph.affine(before, 2.0),
     "reciprocal": lambda graph, before, after: graph.affine(graph.function(after, "square"), -1.0),

@@ -2,8 +2,7 @@
 
 Node by node, each undecided neuron is a problem of its own: `neurons.py` splits it into cases of
 neurons before it, and splits its worst cases further. With these bounds, far fewer neurons of the
-next node are undecided. The result is a lemma of the certificate: the bounds, and the tree that
-proves them.
+next node are undecided. The result is a lemma of the certificate: bounds, with the tree as proof.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ class LemmaSet(NamedTuple):
 class LemmaSearch:
     """Finds lemmas about a network over a box, which is a centre and a radius, each (1, inputs).
 
-    The parts of a node take at most half of `memory` bytes. `tally` is called with the number of
-    parts that are bounded.
+    The parts of a node take at most half of `memory` bytes. `tally` gets the number bounded.
     """
 
     def __init__(

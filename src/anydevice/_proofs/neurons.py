@@ -6,8 +6,7 @@ neither on nor off is on in one case and off in the other. In each case its rela
 a Lagrange multiplier uses its sign. `split_neurons` repeats, for a batch of parts:
 
 1. Optimise slopes and multipliers with Adam (Kingma and Ba, 2015), in fast arithmetic. Gradients
-   need no autodiff: substitution runs backward, and forward again from the point that attains the
-   bound.
+   need no autodiff: substitution runs backward, and forward from the point of the bound.
 2. Close the parts whose sound bound is above 0, with the slopes rounded to bytes and the
    multipliers rounded to float16, as the certificate has them.
 3. Split each other part on the neuron whose relaxation loses most.
@@ -144,10 +143,7 @@ class TreeBuilder:
 
 
 class Problems:
-    """Rows to be bounded over boxes: the number of a box in a batch, coefficients, constants.
-
-    `branches` has the cases of each problem so far.
-    """
+    """Rows to bound over boxes of a batch; `branches` has the cases of each problem so far."""
 
     def __init__(self, box: Host, rows: Floats, constants: Floats) -> None:
         self.box, self.rows, self.constants = box, rows, constants
@@ -199,8 +195,7 @@ class Neurons:
 
     `fast` is the same network, on the machine that optimises. `tally` is called with the number of
     parts that are bounded. Neurons that are off in every box are dropped; `live` are the numbers of
-    the others, in the order of `Parts`. `outputs` are the outputs that problems are about, `None`
-    for all.
+    the others, in the order of `Parts`. `outputs` are those of the problems, `None` for all.
     """
 
     def __init__(

@@ -363,9 +363,8 @@ def monotone(
 def lipschitz(bound: float) -> Lipschitz:
     """Return the property that no output changes by more than `bound` times an input's change.
 
-    The change of an input is that of the element that changes most (the L∞ norm).
-
-    It is proved by the derivatives, in real arithmetic; float32 adds its roundings.
+    The change of an input is that of the element that changes most (the L∞ norm). It is
+    proved by the derivatives, in real arithmetic; float32 adds its roundings.
 
     >>> lipschitz(3)
     Lipschitz(bound=3.0)

@@ -58,10 +58,7 @@ _MAX_POINTS = 400
 
 
 class SearchProgress(Record):
-    """The progress of a search: its arithmetic, and points of seconds and `Progress`.
-
-    There are at most 401 points, and none if the first bound decided the query.
-    """
+    """The arithmetic of a search, and at most 401 points of seconds and `Progress`."""
 
     precision: str = "float32"
     points: tuple[tuple[float, Progress], ...] = ()
@@ -96,10 +93,7 @@ class ProgressRecorder:
 
 
 class ProofOutcome(Record):
-    """The base of every result.
-
-    `seconds` is the time of the whole search, and `course` its progress from the first bound.
-    """
+    """The base of every result: the `seconds` of the whole search, and in `course` its progress."""
 
     def __bool__(self) -> bool:
         """Whether the property is proved."""
@@ -258,10 +252,7 @@ def prove(
 
 
 class Theorem(NamedTuple):
-    """Queries about one network in an arithmetic; the theorem is that all of them hold.
-
-    With `is_carried`, the certificate contains the network, which no file has.
-    """
+    """The theorem that all queries hold; if `is_carried`, the certificate has the network."""
 
     network: Network
     queries: tuple[Query, ...]
@@ -349,10 +340,7 @@ def prove_theorems(
 
 
 class _QueryWork:
-    """A query under way: its attack, and its tree once it is proved.
-
-    `prepared` are the network's arrays by engine and dtype, which all queries about it share.
-    """
+    """A query under way: its attack, its tree once proved, and `prepared`, which queries share."""
 
     def __init__(
         self,
@@ -480,10 +468,7 @@ def _search_query(
 
 
 def _trivial_groups(network: Network, query: Query, arithmetic: str) -> frozenset[int]:
-    """Return the groups that hold with equality, such as a ReLU >= 0, which no bound shows.
-
-    The checker sees it by rational intervals, for the whole box as for each part.
-    """
+    """Return the groups that hold with equality, as the checker's rational intervals show."""
     trivial = set()
     for group in sorted(set(query.group)):
         rows = [i for i, other in enumerate(query.group) if other == group]

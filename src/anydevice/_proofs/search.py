@@ -111,10 +111,7 @@ class Progress(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """The end of a search: a tree that proves the query, or the reason to stop without one.
-
-    Both are missing if the attack found a counterexample.
-    """
+    """The tree that proves the query, or the reason to stop; neither, if the attack refuted it."""
 
     tree: Tree | None
     reason: str
@@ -127,8 +124,7 @@ class Decision(NamedTuple):
     `holds` (boxes, groups) is whether a group is proved, by `weights` (boxes, rows). For the others
     these are the best weights, and `bound` is the smallest bound. `scores` (boxes, inputs) is the
     share of each input in the relaxation's loss. `points` (boxes, rows + 1, inputs) are those at
-    which bounds are attained, which may be counterexamples. `near` are the boxes that float64 might
-    close.
+    which bounds are attained. `near` are the boxes that float64 might close.
     """
 
     holds: npt.NDArray[np.bool_]
@@ -147,8 +143,7 @@ class Decision(NamedTuple):
 class BoxDecider:
     """Decides batches of boxes by the bounds of a network on a machine.
 
-    `fast` is the same network on the machine that optimises slopes and multipliers; `None` if
-    neurons are not split.
+    `fast` is the network on the machine that optimises; `None` if neurons are not split.
     """
 
     def __init__(self, net: Prepared, rows: QueryRows, fast: Prepared | None = None) -> None:
@@ -303,10 +298,7 @@ class Search:
         self.begin = limits.clock()
 
     def first(self, low: Floats, high: Floats) -> SearchResult:
-        """Bound a box once, and attack it if that does not prove the query.
-
-        The reason is "open" if the query is neither proved nor refuted.
-        """
+        """Bound a box once, then attack it; the reason is "open" if neither decides it."""
         self.limits.keep()
         boxes = _whole(low, high)
         verdict = (self.small or self.decider)(boxes.low, boxes.high)

@@ -363,10 +363,7 @@ class NetworkTrace(Trace):
         raise self.refuse("erf but in a GELU")
 
     def _only_inside(self, kind: str, source: Cells, number: float = 1.0) -> Tensor:
-        """Return a tensor without cells: only the pattern that it belongs to may use it.
-
-        Its numbers are below `NO_CELL`, and `Builder.rows` refuses them.
-        """
+        """Return a tensor for its pattern alone: `Builder.rows` refuses numbers below `NO_CELL`."""
         self._next_pending -= source.size
         pending = self._next_pending + np.arange(source.size).reshape(source.shape)
         self._note(pending, kind, source, number)

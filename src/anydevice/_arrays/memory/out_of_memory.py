@@ -45,10 +45,7 @@ _MOST_PROCESSES = 4
 
 
 class RanOut(Record):
-    """An out-of-memory error and the engine whose library raised it.
-
-    `engine` is `None` if it was Python itself, or unknown.
-    """
+    """An out-of-memory error, and the engine that raised it; `None` for Python or unknown."""
 
     error: BaseException
     engine: Engine | None
@@ -231,8 +228,7 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
 def _unfinished_frames(frames: list[FrameType]) -> set[FrameType | None]:
     """Return the frames of generators and coroutines that have not ended.
 
-    Before Python 3.13, clearing such a frame ends its generator. Only an unfinished owner refers
-    to its frame.
+    Before Python 3.13, clearing one ends its generator. Only an unfinished owner refers to it.
     """
     resumable = [frame for frame in frames if frame.f_code.co_flags & _RESUMABLE]
     unfinished: set[FrameType | None] = set()
@@ -247,10 +243,7 @@ def _unfinished_frames(frames: list[FrameType]) -> set[FrameType | None]:
 
 
 def _imported_engines(error: BaseException) -> Iterator[Engine]:
-    """Yield the engines whose library is imported, the library of the error's class first.
-
-    Engines know their errors by a few words, which errors of other libraries may contain too.
-    """
+    """Yield engines of imported libraries, the error's own first: their words may be the same."""
     made_in = type(error).__module__
     rows = [row for row in registry.rows().values() if row.module in sys.modules]
     for row in sorted(rows, key=lambda row: not made_in.startswith(_packages(row))):

@@ -34,8 +34,7 @@ class MemoryStats(Record):
     `total` is the memory of the device, `usable` the part that a process may use, `free` is
     unallocated memory. `in_use`, `reserved` and `peak` are those of this process: the memory of its
     arrays, all memory held by its libraries, and the highest `in_use`. With several libraries they
-    are sums, so `peak` is an upper bound. On the CPU all three are those of the whole process, as
-    the system counts it.
+    are sums, so `peak` is an upper bound. On the CPU the system counts the whole process.
 
     `preallocated` means that a library allocated memory before any array needed it, as JAX does:
     `reserved` then says nothing about what is needed. `engines` has the numbers of each library.
@@ -56,10 +55,7 @@ class MemoryStats(Record):
 
     @property
     def available(self) -> int | None:
-        """Memory that this process can still use: free memory and its own cached memory.
-
-        If the driver does not report free memory, all memory that is not known to be in use.
-        """
+        """Free and cached memory; if free memory is unknown, all that is not known to be in use."""
         idle = max(0, (self.reserved or 0) - (self.in_use or 0))
         if self.free is not None:
             reserved = self.free + idle
@@ -103,8 +99,7 @@ def memory_stats(device: Device | str | None = None) -> MemoryStats:
     >>> stats.in_use <= stats.peak, stats.pressure in ("low", "medium", "high", "critical")
     (True, True)
 
-    Raises `DeviceNotFoundError` if this machine has no such device, or if a name is given and that
-    device is not usable.
+    Raises `DeviceNotFoundError` if there is no such device, or a named one is not usable.
     """
     target = device if isinstance(device, Device) else one_device(device)
     facts = target.facts
@@ -142,14 +137,12 @@ def release(device: Device | str | None = None) -> None:
     Array libraries cache the memory of deleted arrays, and copies to a CUDA device cache pinned
     host memory. Other libraries and programs cannot use either until it is released. Memory in use
     stays, and so does what JAX preallocated: it keeps that until its process ends. Later
-    allocations and copies have to allocate again, so call this when memory is short, and not in a
-    loop.
+    allocations and copies have to allocate again, so call this only when memory is short.
 
     >>> import anydevice
     >>> anydevice.release("cpu")
 
-    No library is imported or started for it. Raises `DeviceNotFoundError` if the given device is
-    not usable.
+    Imports and starts no library. Raises `DeviceNotFoundError` if the given device is not usable.
     """
     place = None if device is None else one_device(device)
     for engine in registry.started_engines():
@@ -161,10 +154,7 @@ def release(device: Device | str | None = None) -> None:
 
 
 def free_what_failed() -> None:
-    """Collect and release the memory of a call that ran out of memory.
-
-    The frames of the error have to be cleared first: see `out_of_memory.clear_frames`.
-    """
+    """Release the memory of a call that ran out of it, after `clear_frames` of its error."""
     gc.collect()
     release()
 

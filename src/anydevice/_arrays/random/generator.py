@@ -160,10 +160,7 @@ class Random:
 
     @classmethod
     def from_state(cls, state: Mapping[str, int], device: Device | str | None = None) -> Random:
-        """Return a generator that continues from a saved `state`.
-
-        Raises `ConfigurationError` if that is not a state.
-        """
+        """Continue from a saved `state`; raises `ConfigurationError` if that is not a state."""
         limits = {"seed": 2**64, "stream": 2**64, "counter": LENGTH + 1}
         if not isinstance(state, Mapping) or state.keys() != limits.keys():
             raise ConfigurationError(

@@ -180,10 +180,7 @@ def rule_of(kind: type) -> Rule:
 
 
 def without_tables(x: Any) -> Any:
-    """Return the rows of a DataFrame or a Series as a NumPy array; anything else as it is.
-
-    Raises `ConfigurationError`, with the column, if a column is not numeric.
-    """
+    """Return a DataFrame or a Series as `TableRule.array` does, and anything else as it is."""
     rule = rule_of(type(x))
     return rule.array(x) if isinstance(rule, TableRule) else x
 

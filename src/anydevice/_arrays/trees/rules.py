@@ -24,10 +24,7 @@ Parts = tuple[Sequence[Any], list[Any]]
 
 
 class Rule:
-    """How containers of one type are taken apart and rebuilt.
-
-    `certain` says that a value of this type is a container without asking whether it is an array.
-    """
+    """How to take a container apart and rebuild it; a `certain` one is not tested for an array."""
 
     certain = True
 
@@ -77,10 +74,7 @@ class InPlaceRule(TypeRule):
         )
 
     def renew(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> list[Any]:
-        """Write new values into arrays that keep their identity, before anything is rebuilt.
-
-        Returns the parts as they are from now on, everywhere in the tree.
-        """
+        """Write new values into arrays that keep their identity; return the parts from now on."""
         return parts
 
 
@@ -205,10 +199,7 @@ class AttributeRule(Rule):
 
 
 def dataclass_rule(kind: type) -> AttributeRule:
-    """Return the rule of a dataclass; static fields are left alone.
-
-    Equinox and JAX mark them with `static=True`, Flax with `pytree_node=False`.
-    """
+    """Return a dataclass's rule, without `static=True` and Flax's `pytree_node=False` fields."""
     names, static, defaults = [], [], {}
     for field in dataclasses.fields(cast("Any", kind)):
         names.append(field.name)
@@ -287,10 +278,7 @@ class StructureRule(TupleRule):
 
 
 class SubclassRule(Rule):
-    """A subclass of a standard container: its items, then its attributes.
-
-    A key is `(True, name)` for an attribute, `(False, key)` for an item.
-    """
+    """A subclass of a container: items have keys `(False, key)`, then attributes `(True, name)`."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind

@@ -25,10 +25,7 @@ _OPEN, _EMPTY = -1, -2  # numbers of nodes that are being walked, or have no arr
 
 
 class Leaf:
-    """One array of a tree: its `value`, and its `path` as in Python code.
-
-    The path is that of its first occurrence, and made on demand: only errors need it.
-    """
+    """One array: its `value`, and the `path` of its first occurrence, which only errors make."""
 
     __slots__ = ("_node", "_position", "value")
 
@@ -52,10 +49,7 @@ class Leaf:
 
 
 class Leaves:
-    """The arrays of a tree in their order. `values` are the arrays alone.
-
-    Each `Leaf` is made on demand: thousands of new objects would trigger garbage collection.
-    """
+    """The arrays of a tree. Each `Leaf` is made on demand: thousands would trigger a collection."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -153,8 +147,7 @@ def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[Leaves, Rebuild
     >>> rebuild(["another array"])
     {'weight': ['another array', 3], 'name': 'layer'}
 
-    Raises `TransferError`, with the path, if a tree contains itself, or a container cannot be taken
-    apart.
+    Raises `TransferError`, with the path, if a tree contains itself or cannot be taken apart.
     """
     leaves = Leaves()
     nodes: list[_Node] = []

@@ -2,8 +2,7 @@
 
 A certificate names its network and queries by hashes, and has one tree for each query. A tree
 divides the box of the query until plain bounds decide each part. It has no bounds and no
-coefficients: the checker computes them anew, so that a wrong certificate can only be refused. This
-module imports NumPy alone.
+coefficients: the checker computes them anew, so that a wrong certificate can only be refused.
 """
 
 from __future__ import annotations
@@ -121,8 +120,7 @@ class Certificate(NamedTuple):
 
     `model` is the SHA-256 of the model's file, "" if there is none; `network` and `queries` are
     hashes of the lowered network and of each query. `assumptions` are the assumed relative errors
-    of functions that no standard bounds, by name. `carried` is the network itself, if no file has
-    it.
+    of functions that no standard bounds, by name. `carried` is the network, if no file has it.
     """
 
     model: str

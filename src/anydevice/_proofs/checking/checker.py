@@ -1,8 +1,7 @@
 """Checks certificates: rebuilds each part of each box, and computes its bounds anew.
 
 A certificate is refused if its hashes are wrong, if its tree does not cover the box, or if sound
-bounds do not close a leaf. No certificate makes a false theorem pass. This module imports NumPy
-alone, and no code of the prover.
+bounds do not close a leaf. No certificate makes a false theorem pass.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Bounds in float64 are moved outward, so they never reach 0, as a ReLU does. If all rows are strict,
 a bound of 0 is enough. It is shown here for outputs that are made of a few numbers which every
-execution computes exactly. This module imports NumPy alone.
+execution computes exactly.
 """
 
 from __future__ import annotations

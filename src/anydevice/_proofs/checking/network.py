@@ -1,6 +1,6 @@
 """The subject of a proof: a network of affine nodes, and a query about its outputs.
 
-Both are plain data, with hashes that a certificate names. This module imports NumPy alone.
+Both are plain data, with hashes that a certificate names.
 """
 
 from __future__ import annotations

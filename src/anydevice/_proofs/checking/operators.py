@@ -1,8 +1,7 @@
 """Lowers graphs of ONNX: tensors are elements of nodes, and operators add nodes.
 
 A tensor is a constant, or a `Value`: numbers of one node, in some order, so that reshaping and
-permuting cost nothing. The operators are the affine, piecewise linear and smooth ones. This module
-imports NumPy alone.
+permuting cost nothing. The operators are the affine, piecewise linear and smooth ones.
 """
 
 from __future__ import annotations
@@ -85,10 +84,7 @@ Tensor = Array | Value | Erf
 
 
 class Lowering:
-    """Turns the operators of a graph into nodes, one after the other.
-
-    `operator` is the one that is lowered now, and `attributes` has its attributes by name.
-    """
+    """Turns operators of a graph into nodes, one by one: now `operator` with its `attributes`."""
 
     operator: Operator
     attributes: dict[str, Any]

@@ -2,7 +2,7 @@
 
 This file has the format of ONNX alone: protocol buffers, tensors, and the graph; operators.py
 lowers it. A property is a formula that inputs and bad outputs satisfy; its decimals are exact
-rationals. This module imports NumPy alone.
+rationals.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ lies above its tangents; the least distance of a concave function from a line is
 NumPy's exp, tanh and sqrt and Python's erf are assumed to have a relative error of at most 2**-46
 in float64, and an execution of the function in float32 one of 2**-20, for GELU and SiLU of 2**-20
 of the argument; for exp, and the sigmoid left of 0, 1 + |z| / 16 times as much. A certificate
-states both. This module imports NumPy alone.
+states both.
 """
 
 from __future__ import annotations
