@@ -302,10 +302,7 @@ def _read_note(note: Path) -> tuple[float, str]:
 
 
 def _end_groups(running: list[subprocess.Popen[bytes]]) -> None:
-    """End the processes of a script that did not end well, with all that they started.
-
-    The list is cleared: the system may give their numbers to other processes.
-    """
+    """End the processes of a script that did not end well, with all that they started."""
     left = [process for process in running if process.poll() != 0]
     for process in left:
         _signal_group(process, signal.SIGTERM)
@@ -315,7 +312,7 @@ def _end_groups(running: list[subprocess.Popen[bytes]]) -> None:
     for process in left:
         _signal_group(process, getattr(signal, "SIGKILL", signal.SIGTERM))
         process.wait()
-    running.clear()
+    running.clear()  # the system may give their numbers to other processes
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:

@@ -135,10 +135,7 @@ def write_parts(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read_parts(path: Path) -> dict[str, KeptArray]:
-    """Return every tensor of a safetensors file, which is open while they are.
-
-    Its header is checked.
-    """
+    """Return every tensor of a safetensors file, which is open while they are."""
     file = open_safetensors(path)
     try:
         entries = header_of(file).entries.values()
@@ -311,10 +308,9 @@ class _Written:
         if self._unused is not None:
             self._unused()
             self._unused = None
-        memory = self._memory[slot]
-        address = self._engine.address(memory)
+        address = self._engine.address(self._memory[slot])
         assert address is not None
-        offsets = _offsets(part)
+        offsets = list(accumulate([_align(each.nbytes) for each in part[:-1]], initial=0))
         arrays = self._arrays(part, slot, offsets)
         ring = ring_of(self._device)  # another one, where memory was released meanwhile
         if ring is None and self._engine.native(self._device).type == "cpu":
@@ -421,10 +417,7 @@ class _Direct:
 
 
 def _spans(parts: Parts) -> list[tuple[int, int]]:
-    """Return the spans of memory to pin, in order.
-
-    A page is pinned once: tensors that share one, as in a mapped file, are pinned together.
-    """
+    """Return the spans of memory to pin, in order; tensors that share a page are in one."""
     spans: list[tuple[int, int]] = []
     large = {
         (each.start, each.start + each.nbytes)
@@ -488,12 +481,6 @@ def _pieces(
         part[at].read(buffer, piece.host - offsets[at], piece.size)
 
     return [Piece(offset, address + offset, each.nbytes) for each, offset in pairs], fill
-
-
-def _offsets(part: Sequence[KeptArray]) -> list[int]:
-    """Return where each array of a part begins."""
-    sizes = [_align(each.nbytes) for each in part]
-    return list(accumulate(sizes[:-1], initial=0))
 
 
 def _size(part: Sequence[KeptArray]) -> int:

@@ -130,10 +130,7 @@ def pipeline(
 def placed_units(
     units: Sequence[Unit], given: Places, engine: str | None, parameters: int | None = None
 ) -> tuple[list[Place], str]:
-    """Return the place of each unit, and the engine that drives the devices.
-
-    `parameters` is the model's parameter count, to notice a plan for another model.
-    """
+    """Return the place of each unit, and the engine; `parameters` shows a plan of another model."""
     if isinstance(given, Plan):
         placements = planned_units(given, [unit.is_layer for unit in units], parameters)
         used = list(dict.fromkeys(placements))
@@ -275,10 +272,7 @@ def folder_for(given: str | os.PathLike[str] | None, places: Sequence[Place]) ->
 
 
 def on_disk(folder: Path, arrays: Mapping[str, Any]) -> dict[str, KeptArray]:
-    """Write NumPy arrays to a new file in this folder, and remove its name.
-
-    So no program can shorten it, and it is gone with the process, however that ends.
-    """
+    """Write NumPy arrays to a file without a name: none can shorten it, and the process ends it."""
     path = folder / f"anydevice-parts-{uuid4().hex}.safetensors"
     write_parts(path, arrays)
     kept = read_parts(path)
@@ -483,8 +477,7 @@ def _pipeline_model(
     inner = model.layer.alone
     steps = steps_of(inner)
     units = _units(steps, model.parameters)
-    first = next(iter(leaves(model.parameters)), None)
-    owner = owner_of(first)
+    owner = owner_of(next(iter(leaves(model.parameters)), None))
     places, engine = placed_units(
         units, given, None if owner is None else owner.name, model.parameter_count
     )
@@ -524,12 +517,11 @@ def _place_parameters(
 ) -> Parameters:
     """Return the parameters, placed by their steps."""
     names, arrays = leaf_names(parameters), leaves(parameters)
-    of_step = {step.keys: place for step, place in zip(steps, places, strict=True)}
     numbered = refilled(parameters, range(len(arrays)))
     where: dict[int, Place] = {}
-    for step in steps:
+    for step, place in zip(steps, places, strict=True):
         for at in leaves(step.parameters_in(numbered)):
-            where[at] = of_step[step.keys]
+            where[at] = place
     on_file = {at for at, place in where.items() if place.held == DISK}
     stored = {names[at]: to_numpy(arrays[at]) for at in sorted(on_file)}
     files = {} if folder is None else memory_maps(on_disk(folder, stored))
@@ -570,8 +562,7 @@ def _takes_gradients(x: Array, own: Sequence[Parameters]) -> bool:
     """Whether gradients are taken through a stage, whose weights must then stay."""
     owner = owner_of(x)
     arrays = [x, *leaves(own)]
-    own_arrays = [] if owner is None else [each for each in arrays if owner.owns(each)]
-    if owner is not None and any(map(owner.is_traced, own_arrays)):
+    if owner is not None and any(owner.is_traced(each) for each in arrays if owner.owns(each)):
         return True
     return registry.loaded("torch") and bool(part("torch", "pipeline").takes_gradients(arrays))
 

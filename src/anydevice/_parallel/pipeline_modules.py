@@ -90,10 +90,7 @@ def pipelined_module(
 def _hold(
     device: Device, parts: Sequence[tuple[Any, pipeline.Place]], folder: Path | None
 ) -> list[tuple[Any, Callable[..., Any]]]:
-    """Keep the weights of modules in host memory or on disk.
-
-    Return the modules with forward functions that bring their weights.
-    """
+    """Keep weights in host memory or on disk; return modules and forwards that bring them."""
     engine, torch = registry.load("torch"), library_part("torch", "pipeline")
     weights: list[list[Any]] = [list(part.parameters()) for part, _ in parts]
     on_file = {

@@ -128,8 +128,7 @@ def launched(variables: Mapping[str, str]) -> Launched | None:
     >>> launched({"PATH": "/bin"})
     """
     for names in _LAUNCHERS:
-        given = [variables.get(name) for name in (names.rank, names.size)]
-        if None not in given:
+        if names.rank in variables and names.size in variables:
             return _check_variables(names, variables)
     if _RING in variables and "MLX_RANK" in variables:  # of mlx.launch
         size = len(json.loads(Path(variables[_RING]).read_text()))

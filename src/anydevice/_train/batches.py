@@ -25,10 +25,7 @@ from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
 Batch = tuple[Any, Any]
 Data = Iterable[Any] | Callable[[int, int], Iterable[Any]]
-"""Batches: an iterable, or a function of a seed and an epoch that returns an iterable.
-
-Each batch is a pair (x, y), or a dict of a module's arguments.
-"""
+"""Batches (x, y), or dicts of arguments; or a function of a seed and an epoch that returns them."""
 
 INPUT_ERRORS = (ConfigurationError, TransferError, UnsupportedError)
 """Errors that a batch may cause; the batch number is prefixed to their message."""
@@ -259,10 +256,7 @@ def placed_batches(
 
 
 def placer(device: Device) -> Callable[[Any], Any]:
-    """Return a function that moves batches to a device.
-
-    NumPy arrays, the usual case, take a fast path.
-    """
+    """Return a function that moves batches to a device, NumPy arrays by a fast path."""
     # 64-bit integers that fit have the same value in 32 bits, so no warning is needed.
     move = partial(to_device, device=device, convert=True, narrow=True)
     if device.engine is None:  # to_device raises for it
@@ -338,9 +332,7 @@ def prefix_error(error: Exception, where: str) -> None:
 
 
 def pair_of(batch: Any) -> tuple[Any, Any]:
-    """Return the x and y of a batch, as numeric arrays.
-
-    Raises `ConfigurationError` for anything else.
+    """Return the x and y of a batch as numeric arrays; raise `ConfigurationError` for others.
 
     >>> pair_of([[[1.0, 2.0]], [3]])
     (array([[1., 2.]], dtype=float32), array([3]))

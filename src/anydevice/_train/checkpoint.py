@@ -50,10 +50,9 @@ _CODE_KEYS = {(3, minor): f"code of Python 3.{minor}" for minor in range(11, 32)
 class LoopState(Record):
     """The state of the training loop: its position in the data, and its losses so far.
 
-    `epoch` counts from 1, `position` is the number of its batches already used. `lost` is the sum
-    of their losses, weighted by examples; `examples` is the total weight. `best` is the smallest
-    loss at the end of an epoch, `waited` the number of epochs since; both are used only with a
-    patience. `rate` is the rate of the last step.
+    `position` counts the batches of `epoch` already used, and `lost` sums their losses, weighted by
+    examples. `best` is the smallest loss at the end of an epoch, `waited` the number of epochs
+    since; both are used only with a patience. `rate` is the rate of the last step.
     """
 
     epoch: int = 1
@@ -68,11 +67,10 @@ class LoopState(Record):
 
 
 class Checkpoint(Record):
-    """The content of a file: both states, how steps are compiled, and the best parameters.
+    """The content of a file: both states, how steps are compiled, and the best parameters, if any.
 
-    The best parameters are `None` if they are not tracked. `random` holds the states of the global
-    random generators, now and at the start of the epoch. `rows` is the number of rows of the batch
-    with weight 1 among the accumulated gradients.
+    `random` holds the states of the global random generators, now and at the start of the epoch;
+    `rows` is the number of rows of the batch with weight 1 among the accumulated gradients.
     """
 
     step: StepState
@@ -108,8 +106,6 @@ def _describe_data(data: Any) -> dict[str, Any]:
 
 def content_of(data: Any) -> str | None:
     """Return a hash of array data, independent of its library; `None` for other data.
-
-    Data of a few batches and up to 64 MiB is hashed in full; larger data is sampled.
 
     >>> from anydevice import nn
     >>> content_of(nn.Batches([1.5, 2.5], [0, 1], size=1))
@@ -171,10 +167,9 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
 
 @contextmanager
 def sole_training(path: Path) -> Iterator[None]:
-    """Lock the file of a training for the block, so that no other training saves to it.
+    """Lock the file of a training for the block; raise if another training saves to it.
 
-    Raises `ConfigurationError` if another training does. A file that cannot be locked (Windows,
-    some network drives) is not guarded.
+    A file that cannot be locked (Windows, some network drives) is not guarded.
     """
     with ExitStack() as stack:
         try:
@@ -205,12 +200,9 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Read the checkpoint of a model with parameters `like` these onto a device.
 
-    `optimizer` is `None` if it manages its own state.
-
-    A `patient` training tracks the best epoch, with the same validation as before; if the saved
-    training had no patience, tracking begins now. Raises `TransferError` if the file is damaged,
-    newer or of another kind, and `ConfigurationError`, naming the first setting that differs, if
-    it belongs to another training.
+    `optimizer` is `None` if it manages its own state. A `patient` training tracks the best epoch,
+    from now on if the saved one did not. Raises `TransferError` if the file is damaged, newer or
+    of another kind, and `ConfigurationError` if it belongs to another training.
     """
     contents = tensor_files.read(path, _KIND, device)
     trees, metadata = contents.trees, contents.metadata
@@ -286,10 +278,7 @@ def _check_numbers(*numbers: Any) -> None:
 
 
 def _state_like(optimizer: Optimizer, parameters: Any, trained: Sequence[bool] | None) -> Any:
-    """Return trees with the shapes of the optimizer's state.
-
-    Returns None if a custom optimizer needs real parameters.
-    """
+    """Return the shapes of the optimizer's state; `None` if it needs real parameters."""
     if trained is not None:
         parameters, _ = partition(parameters, trained)
     hollow = mapped(lambda x: np.broadcast_to(np.float32(0), tuple(x.shape)), parameters)
@@ -471,10 +460,7 @@ def _constant(value: Any) -> Any:
 
 
 def _variable(cell: types.CellType) -> Any:
-    """Return a closure variable of a function: a plain value, else the name of its class.
-
-    Other values may be huge, such as the model or the data, and may refer back to the function.
-    """
+    """Return a closure variable: a plain value, else its class: it may be huge, or cyclic."""
     try:
         value = cell.cell_contents
     except ValueError:  # not assigned yet

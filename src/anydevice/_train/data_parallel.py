@@ -163,10 +163,7 @@ def _gather_saved(tree: Tree, leads: bool) -> Tree:
 
 
 class MeshStrategy(strategies.Strategy):
-    """A training on several devices that JAX drives, in one process or in several.
-
-    Processes compute the same step together, each on its parts of the same arrays.
-    """
+    """A training on several devices that JAX drives, in one process or in several together."""
 
     is_ahead = False
 
@@ -374,10 +371,7 @@ class ProcessStrategy(strategies.Strategy):
         self._group.sum_gradients(weights)
 
     def _sum(self, tensors: Sequence[Any], share: float) -> list[Any] | None:
-        """Return the sums over processes; the first is the loss.
-
-        Returns None if the loss turns out not to be a mean over rows and needs the whole batch.
-        """
+        """Return the sums over processes, first the loss; `None` if it is no mean over rows."""
         self._read_answers(self.late)
         # Multiplying by a share of 0 would keep NaN, so such numbers are replaced.
         tensors = tensors if share else [x.new_zeros(x.shape) for x in tensors]
@@ -400,23 +394,16 @@ class ProcessStrategy(strategies.Strategy):
             )
 
     def _own(self, batch: Any) -> tuple[Any, Rows, float]:
-        """Return the rows of this process, their position in the batch, and their share of it.
-
-        A process without rows computes the first one, with a share of 0.
-        """
+        """Return the rows of this process, their position in the batch, and their share of it."""
         every = rows_of(batch)
         first, stop = row_ranges(every, self._group.size)[self._group.rank]
         share = (stop - first) / every
-        if not share:
+        if not share:  # none: compute the first one, which does not count
             first, stop = 0, 1
-
         return rows_between(batch, first, stop), (first, stop - first, every), share
 
     def _check_first(self, batch: Any, whole: Callable[[], Any]) -> None:
-        """Check that the first batches are equal in all processes; compute the loss of a whole one.
-
-        Later batches are checked too: parts may have equal weights by chance in the first ones.
-        """
+        """Check now and then that all processes have the same batch, and compute its whole loss."""
         self._number += 1
         if not strategies.is_compared(self._number):
             return
@@ -443,10 +430,7 @@ class ProcessStrategy(strategies.Strategy):
 
 
 class RingStrategy(ProcessStrategy):
-    """A training in several processes of MLX, each with its rows of the same batches.
-
-    The sums of gradients are part of the compiled step.
-    """
+    """A training in several processes of MLX; the compiled step sums the gradients."""
 
     checks_batches = True
 
@@ -553,12 +537,9 @@ class ShardStrategy(ProcessStrategy):
     # Steps of our models
 
     def gradients(self, differentiate: Function, loss: Function) -> Function:
-        def own_loss(
-            trained: Tree, fixed: Tree, batch: Any, seed: Any, number: Any, scale: Any, rows: Any,
-            share: float,
-        ) -> tuple[Any, list[Any]]:  # fmt: skip
-            whole = self._gather_trees(trained, fixed)
-            value, state = loss(*whole, batch, seed, number, scale, rows)
+        def own_loss(trained: Tree, fixed: Tree, *rest: Any) -> tuple[Any, list[Any]]:
+            *given, share = rest
+            value, state = loss(*self._gather_trees(trained, fixed), *given)
             return value * share, state
 
         own_gradients = differentiate(own_loss)

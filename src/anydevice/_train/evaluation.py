@@ -1,8 +1,4 @@
-"""`nn.predict` and `nn.evaluate`: a model's outputs, loss and metrics over data, without training.
-
-Every kind of model runs in inference mode through `compile`, which handles device, inputs and
-precision; afterwards its mode is restored.
-"""
+"""`nn.predict` and `nn.evaluate`: a model's outputs, loss and metrics over data, by `compile`."""
 
 from __future__ import annotations
 
@@ -237,11 +233,8 @@ class _Runner:
             return value, layers.logits_of(self.output(batch)) if wants_output else None
         output = self.output(batch)
         if loss is None:
-            own = (
-                layers.own_loss(output)
-                if batch.named and not wants_output
-                else layers.loss_in(output)
-            )
+            find = layers.own_loss if batch.named and not wants_output else layers.loss_in
+            own = find(output)
             self.has_loss = self.has_loss or own is not None
             return own, layers.logits_of(output)
         if not losses.computes_in_float32(loss):

@@ -54,8 +54,7 @@ def failure(
 ) -> VerificationError:
     """Return the error for a training that failed at step `since`, with the layer.
 
-    `parameters` are the parameters before that step, and `batches` its batches. If the parameters
-    are already NaN or infinite, the update of the previous step made them so.
+    `parameters` are those before that step, and `batches` its batches.
     """
     batches = list(batches)
     for batch in batches:
@@ -63,7 +62,7 @@ def failure(
         if wrong is not None:
             return _error(batch.step, wrong, "", _DATA_ADVICE)
     wrong = _wrong_leaf(parameters)
-    if wrong is not None:
+    if wrong is not None:  # by the update of the previous step
         layer = f"{config.layer.root}{wrong}"
         kind = _kind(paths_of(parameters)[wrong])
         if since == 1:
@@ -205,10 +204,7 @@ def check_loss(config: StepConfig, value: Any) -> None:
 
 
 def check_shape(config: StepConfig, batch: Any, where: str) -> None:
-    """Raise `ConfigurationError`, naming the layer, for a batch that does not fit or is empty.
-
-    `where` is the name of the batch. The layer itself checks a tree of arrays.
-    """
+    """Raise `ConfigurationError`, naming the layer, for a batch that does not fit or is empty."""
     is_module = isinstance(config.layer, ModuleLayer) and not isinstance(batch, Mapping)
     takes_pairs = is_module and config.loss is not None and not takes_model(config.loss)
     if takes_pairs and (not isinstance(batch, tuple) or len(batch) != 2):

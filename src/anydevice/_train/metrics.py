@@ -1,8 +1,6 @@
 """Metrics of a model's outputs, added up over batches.
 
-Counts and sums stay on the device until the end, so no batch waits for the device; ranks are
-computed on the host. Your own metric is a function of an output and its target that returns a
-number: its mean is weighted by the rows of the batches.
+Counts and sums stay on the device until the end, so no batch waits; ranks are computed on the host.
 """
 
 from __future__ import annotations

@@ -62,10 +62,7 @@ def is_pipeline(model: Any) -> bool:
 
 
 def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str | None:
-    """Return why a training is a pipeline; `None` if it is none.
-
-    Raises `ConfigurationError` if devices are given for a model that is already a pipeline.
-    """
+    """Return why a training is a pipeline, else `None`; raise if it gets devices beside its own."""
     if is_pipeline(model):
         if device is not None or devices is not None or strategy not in ("auto", "pipeline"):
             raise ConfigurationError(
@@ -284,8 +281,7 @@ class PipelineStepper(FunctionStepper):
             parts = float(self.engine.to_host(self._batch_loss(self._trained, *given)[0]))
             self._strategy.compare(whole, parts)
         (value, state), gradients = self._gradients(self._trained, *given)
-        if not math.isfinite(self.engine.to_host(value)):
-            self._is_failing = True
+        self._is_failing = self._is_failing or not math.isfinite(self.engine.to_host(value))
         if not self._is_failing:
             self._keep_state(state)
         self._add_up(gradients, weight)
@@ -330,13 +326,8 @@ class PipelineStepper(FunctionStepper):
         parts = [partition(self._trained, mask)[0] for mask in self._masks]
         return self._is_failing or not math.isfinite(self._scale_of(parts, 1.0))
 
-    @property
-    def failed_since(self) -> int:
-        return self.started + 1 - self._steps_failed
-
-    @property
-    def skipped_steps(self) -> int:
-        return 0
+    def _failed_steps(self) -> int:
+        return self._steps_failed
 
     def _steps_taken(self) -> int:
         return self.started

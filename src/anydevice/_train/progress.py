@@ -67,10 +67,7 @@ class TrainingProgress:
         self._length = length
 
     def compiles(self, epoch: int, engine: str) -> None:
-        """Note that an engine compiles the step that begins now.
-
-        The bar says so; without a bar, a line is printed if it takes long.
-        """
+        """Show that an engine compiles the step that begins, or print a line if it is slow."""
         self._doing = "compiling"
         self._show(self._done, [(f"epoch {epoch}/{self._epochs}", 0)])
         if self._prints and self._slow is None:
@@ -91,10 +88,9 @@ class TrainingProgress:
             say(_line(epoch, self._epochs))
 
     def ends(self, text: str) -> None:
-        """Show when the training will end: at once on the bar, else on the error stream.
+        """Show when the training will end, on the bar or the error stream.
 
-        A signal handler may call this at any time, so it avoids Python's streams, which may be in
-        use.
+        Signal handlers call this, so it avoids Python's streams, which may be in use.
         """
         self._ending = text
         if self._shown:
@@ -108,8 +104,7 @@ class TrainingProgress:
     ) -> None:
         """Show the batch of the epoch, and the total number of examples trained on.
 
-        `rate` is the rate of the last step. Speed and time left are measured from the first call
-        on, because the time before is mostly compiling.
+        Speed and time left count from the first call: the time before is mostly compiling.
         """
         self._doing = ""
         done = (epoch - 1) * self._length + position if self._length else epoch - 1

@@ -128,10 +128,7 @@ class CompiledSteps:
         return bool(self._compilers)
 
     def compiled(self, function: Function, *donate: str) -> Function:
-        """Return the function, compiled if the engine can and the config asks for it.
-
-        If compiling fails, the function runs as written, with one warning.
-        """
+        """Return the function, compiled if asked for; if that fails, as written, with a warning."""
         if not self._compilers:
             return function
         compilers = [

@@ -46,7 +46,6 @@ from anydevice._train.step_config import CompiledSteps, StepConfig, nonfinite, t
 from anydevice._train.strategy import Strategy
 
 _FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
-_NOT_TRAINING = Run()
 _Carry = tuple[Tree, Any, dict[str, Array], Any]
 """Arrays that a compiled step consumes: trained parameters, optimizer state, counts and scale."""
 
@@ -135,7 +134,7 @@ class FunctionStepper(Stepper):
         return CompiledSteps(self.engine, optimize, fixed=self.config.is_ours)
 
     def _evaluate_batch(self, parameters: Tree, batch: Any, with_output: bool) -> tuple[Array, Any]:
-        value, output = self.config.value_and_output(parameters, batch, _NOT_TRAINING)
+        value, output = self.config.value_and_output(parameters, batch, Run())
         return value, output if with_output else None
 
     @abstractmethod
@@ -176,19 +175,19 @@ class FunctionStepper(Stepper):
 
     @property
     def failed(self) -> bool:
-        return bool(self._count(self._failed_steps())) or bool(self._count(self._failed_weights()))
+        return bool(self._failed_steps()) or bool(self._count(self._failed_weights()))
 
     @property
     def failed_since(self) -> int:
-        return self.started + 1 - self._count(self._failed_steps())
+        return self.started + 1 - self._failed_steps()
 
     @property
     def skipped_steps(self) -> int:
         return self.started - self._steps_taken()
 
-    def _failed_steps(self) -> Array:
+    @abstractmethod
+    def _failed_steps(self) -> int:
         """Return the number of steps started since the first failed one."""
-        raise NotImplementedError
 
     def _failed_weights(self) -> Array:
         """Return 1.0 if a parameter is infinite or NaN, else 0.0."""
@@ -248,14 +247,12 @@ class FunctionStepper(Stepper):
         return [leaf for leaf, is_state in pairs if is_state]
 
     def _failure(self, value: Array, scale: ScaleState | None) -> Array:
-        """Return 1.0 if a loss fails the training, else 0.0.
-
-        An infinite loss may become finite with a smaller scale; NaN does not.
-        """
+        """Return 1.0 if a loss fails the training, else 0.0."""
         if scale is None:
             return nonfinite(value)
+        # An infinite loss may become finite with a smaller scale; NaN does not.
         last = ops.multiply(nonfinite(value), _at_minimum(scale))
-        return ops.maximum(_as_float(ops.isnan(value)), last)
+        return ops.maximum(ops.astype(ops.isnan(value), "float32"), last)
 
     def _add_up(self, gradients: Tree, weight: float) -> None:
         """Add the gradients of a batch to the accumulated ones."""
@@ -265,11 +262,11 @@ class FunctionStepper(Stepper):
         self._added += weight
         self.batches += 1
 
-    def _ready(self, gradients: Tree, share: float, scale: ScaleState | None) -> tuple[Tree, Array]:
+    def _ready(self, gradients: Tree, scale: ScaleState | None, share: float) -> tuple[Tree, Array]:
         """Return the gradients for the update, and 1.0 if it must be skipped, else 0.0."""
         skip = None
         if scale is not None:
-            skip = _as_float(ops.logical_not(self._scaling.finite(gradients)))
+            skip = ops.astype(ops.logical_not(self._scaling.finite(gradients)), "float32")
             skip = ops.minimum(self._strategy.over_shards(skip), 1.0)
             gradients = self._scaling.unscaled(gradients, scale)
         if share != 1.0:
@@ -339,8 +336,8 @@ class SplitStepper(FunctionStepper):
             self._scale = self._scaling.after(self._scale, goes)
         self._since = self._xp.add(self._since, self._failed)
 
-    def _failed_steps(self) -> Array:
-        return self._since
+    def _failed_steps(self) -> int:
+        return self._count(self._since)
 
     def _failed_weights(self) -> Array:
         return nonfinite(self._total_of(self._trained))
@@ -352,10 +349,7 @@ class SplitStepper(FunctionStepper):
         if share == 1.0 and self.config.clip is None and self._scale is None:
             return self._total, nonfinite(self._total_of(self._total))
         if share not in self._readies:
-
-            def ready(gradients: Tree, scale: Any) -> Any:
-                return self._ready(gradients, share, scale)
-
+            ready = partial(self._ready, share=share)
             plain = self._strategy.is_sharded
             self._readies[share] = ready if plain else self.compiler.compiled(ready)
         result: tuple[Tree, Array] = self._readies[share](self._total, self._scale)
@@ -363,16 +357,13 @@ class SplitStepper(FunctionStepper):
 
 
 class HostStepper(SplitStepper):
-    """Steps on a CPU: reading a number costs no wait there, so a failed step is not begun.
-
-    The lists of arrays are reused, since updates write into them.
-    """
+    """Steps on a CPU: reading a number costs no wait there, so a failed step is not begun."""
 
     def _start(self, steps: int) -> None:
         super()._start(steps)
         self._steps_failed = 0
         self._is_failing = False
-        self._arrays: Any = leaves(self._trained)
+        self._arrays: Any = leaves(self._trained)  # lists are reused: updates write into them
         optimizer = self.config.optimizer
         self._lists: Any = None
         if isinstance(optimizer, BuiltIn) and optimizer.is_uniform:
@@ -423,9 +414,8 @@ class HostStepper(SplitStepper):
     def failed(self) -> bool:
         return self._is_failing or not math.isfinite(self._total_of(self._trained))
 
-    @property
-    def failed_since(self) -> int:
-        return self.started + 1 - self._steps_failed
+    def _failed_steps(self) -> int:
+        return self._steps_failed
 
 
 class FusedStepper(FunctionStepper):
@@ -470,10 +460,7 @@ class FusedStepper(FunctionStepper):
     def move(self, rate: float) -> None:
         share = 1.0 / self._added
         if share not in self._updates:
-
-            def update(carry: _Carry, total: Tree, rate: Array) -> _Carry:
-                return self._update(carry, total, rate, share)
-
+            update = partial(self._update, share=share)
             self._updates[share] = self.compiler.compiled(update, "carry")
         self._carry = self._updates[share](self._carry, self._total, self._rate(rate))
         self.drop()
@@ -484,16 +471,15 @@ class FusedStepper(FunctionStepper):
     def _check_batch(self, batch: Any) -> None:
         if not self._strategy.checks_batches:
             return
-        number = self._number(self.batches + 1, np.int32)
+        rest = self._seed, self._number(self.batches + 1, np.int32), None
 
         def loss(part: Any, rows: Any) -> Array:
-            given = self._trained, self._fixed, part, self._seed, number, None
-            return self._loss(*given, rows)[0]
+            return self._loss(self._trained, self._fixed, part, *rest, rows)[0]
 
         self._strategy.check_batch(batch, loss)
 
-    def _failed_steps(self) -> Array:
-        return self._counts["since"]
+    def _failed_steps(self) -> int:
+        return self._count(self._counts["since"])
 
     def _failed_weights(self) -> Array:
         return self._check_weights(self._trained)
@@ -555,7 +541,7 @@ class FusedStepper(FunctionStepper):
 
     def _update(self, carry: _Carry, total: Tree, rate: Array, share: float) -> _Carry:
         trained, state, counts, scale = carry
-        gradients, skip = self._ready(total, share, scale)
+        gradients, skip = self._ready(total, scale, share)
         stays = ops.maximum(skip, counts["failed"])
         goes = ops.less(stays, 1.0)
         steps = ops.add(counts["steps"], 1)
@@ -576,11 +562,7 @@ class FusedStepper(FunctionStepper):
 
 def _at_minimum(scale: ScaleState) -> Array:
     """Return 1.0 if the loss scale cannot shrink further, else 0.0."""
-    return _as_float(ops.less_equal(scale["scale"], 1.0))
-
-
-def _as_float(condition: Array) -> Array:
-    return ops.astype(condition, "float32")
+    return ops.astype(ops.less_equal(scale["scale"], 1.0), "float32")
 
 
 def _add_trees(total: Tree, new: Tree) -> Tree:

@@ -1,7 +1,6 @@
 """The placement of a training: on one device here, on several in subclasses.
 
-The steps stay the same functions; a strategy places their arrays, and adds the communication that
-the compiler does not add.
+The steps stay the same; a strategy places their arrays, and adds the communication.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ROUNDING, ROUNDING_16 = 1e-5, 1e-3
 """Relative differences of losses, in float32 and in 16 bits, too large for rounding."""
 
 CHECKED = 3
-"""First batches whose loss is also computed as a whole; later, those at powers of two."""
+"""First batches whose loss is also computed as a whole; then powers of two, against chance."""
 
 HELD = 4
 """Numbers stored per parameter: the parameter, its gradient and two moments."""
@@ -65,8 +64,7 @@ class Strategy:
     """Batches of delay before the answers of other processes are read."""
 
     reads_within = False
-    """Whether answers are read within a step, before its first exchange, and not before the step.
-    """
+    """Whether answers are read within a step, before its first exchange, not before it."""
 
     must_compile = False
     """Whether a step must be one program, regardless of the options."""
@@ -91,10 +89,7 @@ class Strategy:
         return to_device(tree, self.device, convert=True)
 
     def state(self, state: StepState, trained: Sequence[bool] | None) -> StepState:
-        """Return the whole state of steps, placed for them.
-
-        `trained` is the field of their `StepConfig`.
-        """
+        """Return the whole state of steps, placed; `trained` is the field of their `StepConfig`."""
         return state
 
     def joined(self, tree: Tree, name: str) -> Tree:
@@ -122,17 +117,11 @@ class Strategy:
         return config
 
     def gradients(self, differentiate: Function, loss: Function) -> Function:
-        """Return a function that computes the loss of a whole batch and its gradients.
-
-        `differentiate` makes such a function from a loss.
-        """
+        """Return `differentiate(loss)`: the loss of a whole batch, and its gradients."""
         return differentiate(loss)
 
     def check_batch(self, batch: Any, loss: Callable[[Any, Any], Any]) -> None:
-        """Raise for a batch whose parts cannot be computed separately.
-
-        `loss` takes a part, and the position of its rows in the batch.
-        """
+        """Raise if parts of a batch cannot be computed alone; `loss` takes one, and its rows."""
 
     def over_shards(self, number: Any) -> Any:
         """Return the sum of a number over the processes that hold parts of the parameters."""
@@ -143,10 +132,7 @@ class Strategy:
         return clip_gradients(gradients, limit)
 
     def module(self, layer: Any, dtype: str, optimizer: Any) -> Any:
-        """Return a module of PyTorch, placed for steps, with its weights in `dtype`.
-
-        `optimizer` is one of PyTorch, or `None`.
-        """
+        """Return a module of PyTorch, placed in `dtype`; `optimizer` is PyTorch's or `None`."""
         layer.placed(self.device, dtype)
         self.share(leaves(layer.parameters))
         return layer
@@ -156,10 +142,7 @@ class Strategy:
         return saved
 
     def module_loss(self, loss: Function, batch: Any) -> Any:
-        """Return the loss to differentiate: its sum over processes is the loss of the batch.
-
-        Returns None for a process without rows.
-        """
+        """Return the share of this process in the loss of a batch; `None` without rows."""
         return loss(batch)
 
     def module_total(self, value: Any, like: Any) -> Any:
@@ -186,10 +169,7 @@ class Strategy:
     def together(
         self, batches: Generator[Any, None, None], name: str, epoch: int, skipped: int = 0
     ) -> Generator[Any, None, None]:
-        """Yield placed batches, the same number in every process.
-
-        Raises `ConfigurationError` if processes differ in batches or in numbers of rows.
-        """
+        """Yield placed batches; raise `ConfigurationError` if processes differ in their rows."""
         number = skipped
         with closing(batches):
             for number, batch in enumerate(batches, skipped + 1):

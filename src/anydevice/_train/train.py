@@ -1,7 +1,4 @@
-"""`nn.train`: its result, and its loop over a `Training`.
-
-The loop adds validation, patience, callbacks, checkpoints and Ctrl-C to the steps.
-"""
+"""`nn.train`: a loop over a `Training` with validation, patience, callbacks and checkpoints."""
 
 from __future__ import annotations
 
@@ -95,10 +92,7 @@ class TrainingReport(Record):
 
 
 class Trained(Record):
-    """The result of `nn.train`: the trained model, its history, and how it was trained.
-
-    `stopped` is the reason for an early stop.
-    """
+    """The result of `nn.train`; `stopped` is the reason for an early stop, `report` how it ran."""
 
     model: Any
     history: History
@@ -336,10 +330,7 @@ def train(
 def _saving(
     save: PathLike | None, resume: PathLike | bool | None, leads: bool
 ) -> Iterator[Path | None]:
-    """Run a block with the file to save to, locked against other trainings.
-
-    The process that writes checks that it is writable, and is not overwritten by mistake.
-    """
+    """Run a block with the file to save to: writable, locked, and not overwritten by mistake."""
     if save is None or not leads:
         yield None if save is None else checked_path(save)
         return
@@ -393,10 +384,7 @@ class TrainOptions(Record):
 
 
 class TrainLoop:
-    """Runs a training; `run` trains until the end, and returns the reason of an early stop.
-
-    `is_compiling` is true during a step that compiles first.
-    """
+    """Runs a training; `is_compiling` is true during a step that compiles first."""
 
     def __init__(
         self,
@@ -426,6 +414,7 @@ class TrainLoop:
         training.on_compile = self._compiles
 
     def run(self) -> str | None:
+        """Train until the end; return the reason of an early stop."""
         training, options = self._training, self.options
         if training.epoch <= options.epochs and self._validation is not None:
             self._validation.check()
@@ -505,8 +494,7 @@ class TrainLoop:
         """Note the begin or end of a step that compiles first."""
         self.is_compiling = begins
         if begins:
-            training = self._training
-            self._progress.compiles(training.epoch, training.stepper.engine.name)
+            self._progress.compiles(self._training.epoch, self._training.stepper.engine.name)
         else:
             self._progress.compiled()
 
@@ -606,11 +594,7 @@ class Validation:
         self._shapes: set[Any] = set()
 
     def check(self) -> None:
-        """Check the first batch, before an epoch is trained in vain.
-
-        Raises `ConfigurationError` if it does not fit, and `VerificationError` if its loss
-        cannot be finite. Data that can be iterated only once is not read.
-        """
+        """Check the first batch, unless it can be read only once, before training in vain."""
         training = self._training
         epoch = training.epoch
         batch = first_of(self._data, training.seed, epoch, _VALIDATION, training.form)
@@ -621,10 +605,7 @@ class Validation:
         self._check_batch(batch, where)
 
     def result(self) -> tuple[float, dict[str, float] | None]:
-        """Return the mean loss over all examples, and the metrics, if any.
-
-        Raises as `check` does, for any of the batches.
-        """
+        """Return the mean loss over all examples, and the metrics, if any."""
         lost: list[tuple[float, int]] = []
         states: list[Any] = [None for _ in self._metrics]
         pending: deque[tuple[Any, Any, str]] = deque()
@@ -690,9 +671,8 @@ class Validation:
 class Interrupts:
     """While the block runs, the first Ctrl-C only requests a stop; the second one interrupts.
 
-    The first one sets `requested` and calls `acknowledge` from the signal handler, so it must
-    neither wait nor write to a Python stream. Active only in the main thread, and only if no other
-    handler is installed.
+    The first one calls `acknowledge` from the signal handler, so it must neither wait nor write to
+    a Python stream. Active only in the main thread, if no other handler is installed.
     """
 
     def __init__(self) -> None:

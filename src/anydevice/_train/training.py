@@ -1,8 +1,7 @@
 """`nn.Training`: a training for your own loop, step by step.
 
-Losses are read from the device only now and then; in between, steps start without waiting. The
-batches since the last reading are kept, so that the one that failed can be run again to find the
-layer.
+Losses are read only now and then, so that steps start without waiting. The batches since the last
+reading are kept: the one that failed is run again to find the layer.
 """
 
 from __future__ import annotations
@@ -348,9 +347,8 @@ class Training:
     def batches(self) -> Iterator[Any]:
         """Yield the batches left in the epoch, on the device."""
         if not self.position:
-            self._random = (
-                {"epoch": randomness.host_state(self._data)} if may_shuffle(self._data) else {}
-            )
+            shuffles = may_shuffle(self._data)
+            self._random = {"epoch": randomness.host_state(self._data)} if shuffles else {}
         elif "epoch" in self._random:
             randomness.set_host_state(self._random["epoch"], self._data)
         return self.place_batches(self._data, "data", self.position)
@@ -448,10 +446,7 @@ class Training:
         return passed or self._kept_bytes >= _MOST_BYTES or len(self._unread) >= _MOST_BATCHES
 
     def read(self) -> list[tuple[float, int]]:
-        """Return the losses since the last reading, each with its number of examples.
-
-        Raises if a step failed.
-        """
+        """Return the losses since the last reading, with their examples; raise if a step failed."""
         unread, self._unread, self._kept_bytes = self._unread, [], 0
         self._last_reading = time.monotonic()
         if not unread:
