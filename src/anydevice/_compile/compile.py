@@ -104,7 +104,12 @@ def compile(  # noqa: A001 - the public name
     policy = policy_of(precision, target)
     original = Original.of(source, policy) if verify is not None else None
     moved = source.moved(target, policy.parameters)
-    notes = _other_engine(source, device) + _by_setting(precision, policy)
+    notes = _other_engine(source, device)
+    if precision is None and policy.name != "float32":
+        origin = settings.current()[1]["mixed_precision"]
+        notes += (
+            f'the precision is "{policy.name}" by the setting mixed_precision, from {origin}',
+        )
     compiled = Compiled(model, moved, target, policy, optimize, notes, gradients=gradients)
     if original is not None:
         compiled._verify(original, verify, functions)
@@ -277,6 +282,9 @@ class Compiled:
         detector = self._proved_detector
         if detector is not None and detector.has_changed():
             self._end_proofs()
+        verified = {self._made[key].shapes for key in self._verified}
+        others = [made.shapes for key, made in self._made.items() if key not in self._verified]
+        unverified = [x + ", called otherwise" * (x in verified) for x in others]
         return CompileReport(
             model=self._adapter.kind,
             device=self.device,
@@ -289,18 +297,11 @@ class Compiled:
             fell_back=tuple(dict.fromkeys(fell_back)),
             notes=self._notes + tuple(self._adapter.notes),
             checked=self._checked,
-            unverified=self._unverified_shapes(),
+            unverified=tuple(dict.fromkeys(unverified)),
             is_outdated=self._is_outdated,
             follows=self._adapter.follows,
             proved=self._proved,
         )
-
-    def _unverified_shapes(self) -> tuple[str, ...]:
-        """Return the shapes that were compiled but not verified."""
-        verified = {self._made[key].shapes for key in self._verified}
-        others = [made.shapes for key, made in self._made.items() if key not in self._verified]
-        otherwise = [x + ", called otherwise" * (x in verified) for x in others]
-        return tuple(dict.fromkeys(otherwise))
 
     def _update(self) -> None:
         """Take over changes of the module, which is then no longer verified."""
@@ -420,14 +421,6 @@ def _other_engine(source: ModelAdapter, device: Any) -> tuple[str, ...]:
         f"{device.engine} was asked for, and a {source.kind} runs in {source.library}: it stays "
         "there",
     )
-
-
-def _by_setting(precision: str | None, policy: Policy) -> tuple[str, ...]:
-    """Return the note for a precision that a setting decides."""
-    if precision is not None or policy.name == "float32":
-        return ()
-    source = settings.current()[1]["mixed_precision"]
-    return (f'the precision is "{policy.name}" by the setting mixed_precision, from {source}',)
 
 
 def _too_many() -> str:

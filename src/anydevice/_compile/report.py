@@ -121,15 +121,13 @@ class CompileReport(Record):
         rows += [("note", note) for note in self.notes]
         if self.follows:
             rows.append(("follows", self.follows))
-        rows.append(("verified", self._verdict_text()))
-        rows += [("proved", text) for text in self.proved]
-        return rows
-
-    def _verdict_text(self) -> str:
+        verdict = _OUTDATED if self.is_outdated else "no"
         if self.checked is not None:
             others = ", ".join(self.unverified[:_SHOWN]) + ", …" * (len(self.unverified) > _SHOWN)
-            return f"{self.checked}" + f"; not verified: {others}" * bool(self.unverified)
-        return _OUTDATED if self.is_outdated else "no"
+            verdict = f"{self.checked}" + f"; not verified: {others}" * bool(self.unverified)
+        rows.append(("verified", verdict))
+        rows += [("proved", text) for text in self.proved]
+        return rows
 
 
 def _rows(made: Sequence[Made]) -> list[str]:

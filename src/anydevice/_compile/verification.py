@@ -115,10 +115,7 @@ class Original(Record):
 
 
 class Candidate(Record):
-    """A compiled model to be verified.
-
-    `run` calls it, and `compiler` is its compiler; `None` if it runs as written.
-    """
+    """A compiled model to verify: `run` calls it; `compiler` is `None` if it runs as written."""
 
     adapter: ModelAdapter
     device: Device
@@ -199,8 +196,7 @@ class Part:
 class Reference:
     """The correct outputs of all parts and, last, of the model: exact, and in changed runs.
 
-    `rewritten` names the state that the model changes in a call. `change` makes the changed run
-    with this seed.
+    `rewritten` names the state that a call changes; `change` makes the changed run of a seed.
     """
 
     def __init__(
@@ -217,10 +213,7 @@ class Reference:
         self._changed: list[tuple[Part, ...]] = []
 
     def changed(self, index: int, path: str, count: int) -> tuple[list[Array], list[Array]]:
-        """Return an array of one part in `count` changed runs: by one unit, and by `STRONGLY`.
-
-        Runs that took another branch are left out.
-        """
+        """Return an array in `count` runs of the same branch, by one unit and by `STRONGLY`."""
         while len(self._changed) < count:
             self._changed.append(self._change(len(self._changed)))
         exact = self.exact[index]
@@ -332,10 +325,7 @@ def _check_calls(
     calls: int,
     so_far: _SoFar,
 ) -> tuple[Any, float]:
-    """Compare all parts, and the output of several calls.
-
-    Returns the output and the duration of the first call.
-    """
+    """Compare all parts and calls; return the output and the duration of the first call."""
     adapter, policy, device = candidate.adapter, candidate.policy, candidate.device
     dtype = adapter.input_dtype(policy)
     placed = [to_device(x, device, convert=True, narrow=True) for x in arrays]
@@ -416,10 +406,7 @@ def _in_compiled_code(
 
 
 def digest_of(x: Array) -> str:
-    """Hash a NumPy array: its dtype, its shape and its bytes.
-
-    All bit patterns of NaN count as one, because libraries rewrite them.
-    """
+    """Hash an array's dtype, shape and bytes; all NaN are one, as libraries rewrite their bits."""
     if x.dtype.kind in "fV" and (nan := np.isnan(x)).any():
         x = np.where(nan, x.dtype.type("nan"), x)
     digest = hashlib.blake2b(f"{x.dtype.name} {x.shape}".encode(), digest_size=16)
@@ -430,10 +417,7 @@ def digest_of(x: Array) -> str:
 def _check_weights(
     weights: Mapping[str, DeviceArray], moved: Mapping[str, str], rewritten: Collection[str]
 ) -> None:
-    """Raise `VerificationError` if a weight differs from the one that was moved.
-
-    Weights that the model rewrites itself are skipped.
-    """
+    """Raise `VerificationError` if a moved weight differs, unless the model rewrites it itself."""
     for path, x in weights.items():
         if path in rewritten:
             continue
@@ -503,10 +487,7 @@ class _ReferenceRunner:
 
 
 class _ReferenceModel:
-    """A copy of the model on the CPU.
-
-    With a `seed`, its weights, its inputs and the output of each part are changed by rounding.
-    """
+    """A copy on the CPU; a `seed` changes weights, inputs and parts' outputs by rounding."""
 
     def __init__(self, runner: _ReferenceRunner, dtype: str, seed: int | None = None) -> None:
         self._signature, self._dtype = runner.signature, dtype

@@ -61,8 +61,7 @@ class StaticInput(Record):
 class CallSignature(Record):
     """The tree of a call's inputs, and the static values in it.
 
-    Calls with the same signature differ only in their arrays. `is_plain` tells whether all inputs
-    are arrays, passed by position.
+    Calls of one signature differ only in arrays. If `is_plain`, all inputs are arrays by position.
     """
 
     structure: Any
@@ -152,8 +151,7 @@ def is_traced(arrays: Sequence[Array]) -> bool:
 def key_function(x: Any, engine: Engine, device: Device) -> KeyFunction:
     """Return the function that computes the key of arrays of the type of `x` on this device.
 
-    Arrays with the same key have the same shape, dtype and device. The key is `None` for an array
-    on another device.
+    Arrays with the same key have the same shape and dtype; it is `None` on another device.
     """
     if engine.shares_memory or engine.name == "numpy":
         return attrgetter("shape", "dtype")
@@ -285,8 +283,7 @@ class Program:
     def first_run(self, arguments: Arguments, arrays: list[Array]) -> tuple[Any, Function, str]:
         """Return the result, the function that computed it, and how it was compiled.
 
-        If a compiler fails, `fell_back` notes it, and the next one is tried. An error of the model
-        as written is raised.
+        If a compiler fails, `fell_back` notes it. An error of the model as written is raised.
         """
         failed: list[str] = []
         for number in range(self._first, len(self._compilers)):

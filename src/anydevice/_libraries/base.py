@@ -173,23 +173,14 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def reference(self, change: Change, engine: str) -> ModelAdapter:
-        """Return the model on the CPU with its weights converted by `change`.
-
-        `engine` is the engine of the device it is compared with.
-        """
+        """Return the model on the CPU, converted by `change`, to check a device of `engine`."""
 
     def update_weights(self, device: Device, dtype: str) -> bool:
-        """Take over the current weights of the module, as `moved` does.
-
-        Returns False if more than its weights changed: then it must be compiled again.
-        """
+        """Take over the module's weights, as `moved` does; False if it must be compiled again."""
         return False
 
     def verified_detector(self, rewritten: Collection[str]) -> ChangeDetector | None:
-        """Return a detector of changes to the model as verified; `None` if it cannot change.
-
-        State that the model rewrites itself in a call is ignored.
-        """
+        """Detect changes, but of the state the model rewrites; `None` if it cannot change."""
         return self.detector
 
     def state(self) -> State:
@@ -233,10 +224,7 @@ class ModelAdapter(ABC):
         return frozenset()
 
     def with_parts(self, arguments: Arguments, *inputs: Any, **named: Any) -> list[Any] | None:
-        """Return the outputs of all parts, then the final output; compilers can trace this.
-
-        Returns None if compiled code cannot return them.
-        """
+        """Return all parts' outputs, then the final one, traceable; None if a compiler cannot."""
         return None
 
     def check_verifiable(self) -> None:  # noqa: B027 - most models can be verified
@@ -251,18 +239,12 @@ class ModelAdapter(ABC):
         return x
 
     def read(self, x: object) -> HostArray | None:
-        """Read an output array into host memory; return None for a tracer or anything else.
-
-        Floats may be returned as float64.
-        """
+        """Read an output array, floats possibly as float64; None for a tracer or anything else."""
         return host_array(x) if is_array(x) else None
 
 
 class ArraysAdapter(ModelAdapter):
-    """A module that can be called with other arrays in place of its own.
-
-    A reference computes in float64 on the CPU.
-    """
+    """A module that can be called with other arrays; its reference is in float64 on the CPU."""
 
     library: str
     module: Any

@@ -34,10 +34,7 @@ class HostExchange(Processes):
         return pickle.loads(self.every(text.astype(np.int32))[root].astype(np.uint8).tobytes())
 
     def is_same(self, tree: Tree) -> bool:
-        """Whether a tree has the same numbers in every process.
-
-        Each process must be able to read its own.
-        """
+        """Whether a tree, which each process can read, has the same numbers in all of them."""
         digests = self.every(np.frombuffer(digest_of(tree), np.int32))
         return bool((digests == digests[:1]).all())
 

@@ -148,8 +148,7 @@ class _Traced(Run):
 class FunctionAdapter(base.ModelAdapter):
     """A function over arrays. Its reference is the function itself over float64 arrays.
 
-    These are NumPy arrays if the function is written in ops, else CPU arrays of the device's
-    library.
+    These are NumPy's if it is written in ops, else CPU arrays of the device's library.
     """
 
     kind = "function"

@@ -31,8 +31,7 @@ Facet = Literal["compiler", "autodiff"]
 class ModuleRow(Record):
     """One kind of module: `module` has the class `Module`, `library` is the engine of its arrays.
 
-    `adapter` is a class in `_libraries/<library>/module.py`, and `layer` a class in
-    `_libraries/<library>/step.py`.
+    `adapter` is a class in `_libraries/<library>/module.py`, `layer` one in `step.py` beside it.
     """
 
     module: str
@@ -50,10 +49,7 @@ ROWS = (
 
 
 def row_of(model: object) -> ModuleRow | None:
-    """Return the row of a module; `None` if `model` is no module of an imported library.
-
-    A function made by `jax.vmap` of an Equinox module counts as a module.
-    """
+    """Return the row of a module, or of `jax.vmap` of an Equinox one; `None` if there is none."""
     row = next((row for row in ROWS if is_of(model, row.module, "Module")), None)
     if row is None and is_loaded("equinox") and part("jax", "module").mapped_module(model):
         return ROWS[-1]

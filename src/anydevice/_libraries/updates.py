@@ -30,10 +30,7 @@ def update_by_device(
     step: int,
     rate: float,
 ) -> tuple[Any, Any]:
-    """Update parameters and the optimizer's state, given gradients, one device after another.
-
-    `trees` are the parameters, the gradients and the state.
-    """
+    """Update `trees`: parameters and state, given gradients in between, device by device."""
     parameters, gradients, state = trees
     if len(masks) == 1:
         new: tuple[Any, Any] = update(parameters, gradients, state, step, rate)

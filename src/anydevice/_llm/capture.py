@@ -57,10 +57,7 @@ class CapturedRunner(OpsRunner):
         self, ids: Tokens, start: Sequence[int], count: Sequence[int], before: Array | None,
         length: Array | None,
     ) -> Array:  # fmt: skip
-        """Read a chunk; replay a graph if a short prompt of the same padded length was captured.
-
-        For a short prompt, launching the kernels takes longer than running them.
-        """
+        """Read a chunk; short prompts, whose launches cost more than kernels, replay a graph."""
         size = -(-ids.shape[1] // PROMPT_PADDING) * PROMPT_PADDING
         short = self.rows * size <= MAX_CAPTURED_PROMPT and size <= self.slots
         if any(start) or length is not None or not short:
@@ -158,11 +155,7 @@ def captured_runner(executor: DecoderExecutor, rows: int, slots: int) -> Capture
 
 
 def check_kernels(device: Device, dtype: str) -> None:
-    """Verify our kernels on this device, unless they are verified already.
-
-    It takes a while, once for each driver and set of library versions; until then layers run as
-    ops.
-    """
+    """Verify our kernels, once per driver and library versions; until then layers run as ops."""
     if device.backend != "cuda" or device.engine != "torch":
         return
     known = {(kind, place) for _, kind, place in load_trusted()}

@@ -168,10 +168,7 @@ def run_layer(
     cache: LayerCache | None,
     length: Array | None = None,
 ) -> tuple[Array, LayerCache | None]:
-    """Run one layer on x (batch, tokens, hidden); return the result and the layer's cache.
-
-    A function of arrays for a given description and kind: layers of one kind share its program.
-    """
+    """Run one layer on x (batch, tokens, hidden), a function of arrays; also return its cache."""
     index = cache_index((kind,), x, start, count, None if cache is None else [cache], length=length)
     return DecoderLayer(description, kind, weights)(x, index, cache)
 

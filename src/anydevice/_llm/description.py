@@ -50,10 +50,7 @@ CLIP, SLOPE = 7.0, 1.702
 
 
 class Rope(Record):
-    """Rotary positions (RoPE): the first `size` elements of a head are rotated.
-
-    `scaling` holds the items of the mapping that `ops.rope` takes.
-    """
+    """Rotary positions (RoPE) of the first `size` elements; `scaling` has items for `ops.rope`."""
 
     theta: float
     size: int
@@ -181,8 +178,8 @@ def describe(config: ModelConfig) -> Description:
         gated=row.gated,
         tied=bool(config.get("tie_word_embeddings")),
         scale=_scale(config, forward, sizes),
-        soft_cap=_cap(config, forward.soft_cap),
-        final_soft_cap=_cap(config, forward.final_soft_cap),
+        soft_cap=_number(config, forward.soft_cap, 0.0) or None,
+        final_soft_cap=_number(config, forward.final_soft_cap, 0.0) or None,
         embedding_scale=sizes.hidden**0.5
         if row.embedding_scale
         else _number(config, forward.embedding_scale),
@@ -245,10 +242,6 @@ def _divisor(config: ModelConfig, key: str) -> float:
     return checks.number(key, _number(config, key), above=0, owner=config.source)
 
 
-def _cap(config: ModelConfig, key: str) -> float | None:
-    return _number(config, key, 0.0) or None
-
-
 def _block(config: ModelConfig, forward: ForwardSpec) -> Block:
     if config.flag(config.architecture.parallel):
         return "parallel"
@@ -296,6 +289,12 @@ def _layers(
     ropes = {window: _rope(config, forward, sizes, window) for window in set(windows)}
     rotated = _layers_with_rope(config, forward, sizes)
     routed = frozenset(experts.layers) if experts else frozenset()
+    position_scale = None
+    if forward.position_scale:
+        given = rope_parameters(config, "full_attention")
+        beta = given.get("llama_4_scaling_beta")
+        tokens = given.get("original_max_position_embeddings")
+        position_scale = (float(beta), int(tokens)) if beta and tokens else None
 
     @cache  # equal layers are one object
     def layer(window: int | None, rotated: bool, routed: bool) -> LayerDescription:
@@ -303,7 +302,7 @@ def _layers(
             window=window,
             rope=ropes[window] if rotated else None,
             experts=routing if routed else None,
-            position_scale=_position_scale(config) if forward.position_scale else None,
+            position_scale=position_scale,
         )
 
     return tuple(
@@ -352,12 +351,6 @@ def _layers_with_rope(config: ModelConfig, forward: ForwardSpec, sizes: DecoderS
             f"{config.source}: {listed} names {len(flags)} layers of {sizes.layers}", config.source
         )
     return [bool(flag) for flag in flags[: sizes.layers]]
-
-
-def _position_scale(config: ModelConfig) -> tuple[float, int] | None:
-    given = rope_parameters(config, "full_attention")
-    beta, tokens = given.get("llama_4_scaling_beta"), given.get("original_max_position_embeddings")
-    return (float(beta), int(tokens)) if beta and tokens else None
 
 
 def rope_parameters(config: ModelConfig, kind: str) -> Mapping[str, Any]:

@@ -84,8 +84,7 @@ def chunks(
 ) -> Iterator[tuple[np.ndarray[Any, Any], list[int], list[int]]]:
     """Yield the ids (rows, tokens) of each chunk, the start of each row, and its valid tokens.
 
-    All rows advance together; a row that has ended has no valid tokens. The first `done` tokens
-    are skipped.
+    A row that has ended has no valid tokens. The first `done` tokens are skipped.
     """
     longest = max(map(len, prompts))
     while done < longest:
@@ -99,10 +98,7 @@ def chunks(
 
 
 def slots_for(executor: DecoderExecutor, rows: int, prompt: int, reply: int, context: int) -> int:
-    """Return the number of cache slots for prompts and replies of these lengths.
-
-    If layers are compiled or steps captured, it is rounded up, so that there are few programs.
-    """
+    """Return the number of cache slots for these lengths, rounded up so that programs are few."""
     needed = max(prompt + reply, ChunkSizes.of(executor, rows).padded(prompt))
     if executor.synchronous:
         return -(-needed // 64) * 64
@@ -175,10 +171,7 @@ def replies(
     context: int,
     reuse: bool = False,
 ) -> Iterator[Step]:
-    """Yield the tokens of up to `max_tokens` steps.
-
-    The runner is kept for later replies of this size: creating one may take longer than a reply.
-    """
+    """Yield the tokens of up to `max_tokens` steps; keep the runner, which is slow to create."""
     rows = len(prompts)
     slots = slots_for(executor, rows, max(map(len, prompts)), max_tokens, context)
     runner = executor.idle_runner(rows, slots) or runner_for(executor, rows, slots)
@@ -226,10 +219,7 @@ def run_steps(
 
 
 class FusedLayer(Record):
-    """The engine's function for a whole layer, the layer's weights, and its configs.
-
-    `function` is None if the engine has none; `configs` is one without a ring cache and one with.
-    """
+    """The engine's function for a layer, or None; the weights; configs without and with a ring."""
 
     function: Callable[..., Any] | None
     weights: tuple[Array | None, ...]
@@ -269,7 +259,11 @@ class DecoderExecutor:
         self._last = self._compile(partial(_last_hidden, description))
         self._scores = self._compile(partial(_score_targets, description))
         self._select = lru_cache(KINDS_OF_SAMPLING)(
-            lambda filters: self._compile(partial(_select_token, description, filters))
+            lambda filters: self._compile(
+                lambda head, hidden, state: select_token(
+                    filters, decoder.logits(description, head, hidden), state
+                )
+            )
         )
 
     def _compile(self, function: Callable[..., Any], donate: Sequence[str] = ()) -> Any:
@@ -478,16 +472,6 @@ def _last_hidden(
     return ops.where(ops.reshape(ops.less(0, count), (-1, 1)), hidden, before)
 
 
-def _select_token(
-    description: Description,
-    filters: Filters,
-    head: decoder.Parameters,
-    hidden: Array,
-    state: State,
-) -> State:
-    return select_token(filters, decoder.logits(description, head, hidden), state)
-
-
 def select_token(filters: Filters, logits: Array, state: State) -> State:
     """Return the state with the next token of each row, selected by its logits."""
     seen, place = state.get("seen"), state["position"]
@@ -538,10 +522,7 @@ class OpsRunner:
         return self._cache
 
     def prefill(self, prompts: Prompts, sampling: Sampling, reuse: bool = False) -> PendingStep:
-        """Read new prompts, and choose the first token of each row.
-
-        With `reuse`, a single prompt does not read again the beginning that is in the cache.
-        """
+        """Read new prompts (with `reuse`, not what is cached), and choose their first tokens."""
         executor = self._executor
         done = self._reusable(prompts[0]) if reuse and self.rows == 1 else 0
         self.new_text()
@@ -627,10 +608,7 @@ class _DeviceStep:
 
 
 def score(executor: DecoderExecutor, ids: Sequence[int], context: int, room: int) -> list[float]:
-    """Return the log probability of each token but the first, given the tokens before it.
-
-    Like a reply, it uses the one cache; logits take up to `room` bytes, if possible.
-    """
+    """Return the log probability of each token but the first; logits take about `room` bytes."""
     inputs, targets = ids[:-1], np.asarray(ids[1:], np.int32)
     slots = slots_for(executor, 1, len(inputs), 1, context)
     runner = executor.idle_runner(1, slots) or runner_for(executor, 1, slots)

@@ -166,12 +166,15 @@ def choose(
     model's own, before penalty, temperature and filters. A row with a logit that is NaN or infinite
     gets `NO_TOKEN`.
     """
-    token = _draw_fused(filters, logits, numbers, seeds, place)
-    if token is not NotImplemented:
-        if not filters.logprobs:
-            return token, None
-        known = ops.maximum(token, 0)
-        return token, log_probability(ops.astype(logits, _FLOAT32), known)
+    if not (filters.penalty or filters.candidates):
+        own = own_version(logits, "draw_token", not_implemented)
+        kind = filters.greedy, filters.top_p, filters.min_p
+        token = own(logits, numbers, seeds, place, *kind, _CONSTANTS)
+        if token is not NotImplemented:
+            if not filters.logprobs:
+                return token, None
+            known = ops.maximum(token, 0)
+            return token, log_probability(ops.astype(logits, _FLOAT32), known)
     raw = ops.astype(logits, _FLOAT32)
     token = _draw(filters, raw, numbers, seeds, place, seen)
     logprob = log_probability(raw, token) if filters.logprobs else None
@@ -213,15 +216,6 @@ def _take_candidates(x: Array, candidates: int, top_k: Array) -> tuple[Array, Ar
 
 
 _CONSTANTS = (_BY_SEED, _BY_PLACE, _BY_TOKEN, BETWEEN, ROUNDS, _HALVINGS, _FAINTEST)
-
-
-def _draw_fused(filters: Filters, logits: Array, numbers: Array, seeds: Array, place: Array) -> Any:
-    """Draw by the engine's own function; return `NotImplemented` if it cannot."""
-    if filters.penalty or filters.candidates:
-        return NotImplemented
-    own = own_version(logits, "draw_token", not_implemented)
-    kind = filters.greedy, filters.top_p, filters.min_p
-    return own(logits, numbers, seeds, place, *kind, _CONSTANTS)
 
 
 def not_implemented(*arguments: object) -> Any:

@@ -451,7 +451,10 @@ def _environment() -> Any:
     )
     environment.filters["tojson"] = _to_json
     environment.globals.update(
-        raise_exception=_refuse, strftime_now=_now, dict=_Dicts(), namespace=PublicNamespace
+        raise_exception=_refuse,
+        strftime_now=lambda form: datetime.now().strftime(form),
+        dict=_Dicts(),
+        namespace=PublicNamespace,
     )
     return environment
 
@@ -485,7 +488,3 @@ def _to_json(
 
 def _refuse(message: Any) -> NoReturn:
     raise _RefusedError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)

@@ -136,10 +136,7 @@ def _child() -> Conversation:
 def answering(
     tell: Callable[[str], None], arguments: dict[str, Any]
 ) -> Callable[[Any], tuple[str, Any] | None]:
-    """Return, in the child, the function that encodes and decodes.
-
-    It answers `None` for a tokenizer that the child does not have.
-    """
+    """Return the child's function that encodes and decodes; `None` for an unknown tokenizer."""
     import tokenizers
 
     known: dict[int, tokenizers.Tokenizer] = {}
@@ -275,10 +272,7 @@ class Tokenizer:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes | Mapping[str, Any]], source: str) -> Tokenizer:
-        """Return the tokenizer of files, given by name as bytes or as parsed values.
-
-        `source` names their origin in errors.
-        """
+        """Return the tokenizer of files by name, bytes or parsed values; errors name `source`."""
         backend, steps = _backend(files[TOKENIZER], f"{source}/{TOKENIZER}")
         values = {
             name: _values(files.get(name, {}), f"{source}/{name}")

@@ -50,20 +50,14 @@ Products = Sequence[tuple[str, int]]
 
 
 class Way(Record):
-    """Stored tensors, by name and shape, that are concatenated to a parameter.
-
-    `arrange` first reorders each row of their first axis.
-    """
+    """Stored tensors, by name and shape, to concatenate; `arrange` first reorders their rows."""
 
     tensors: tuple[tuple[str, Shape], ...]
     arrange: Callable[[Any], Any] | None = None
 
 
 class Parameter(Record):
-    """One array of the tree: its path, its shape, and the ways to store it.
-
-    With `wide` it is always float32.
-    """
+    """One array of the tree: its path, its shape, and the ways to store it; float32 if `wide`."""
 
     path: TreePath
     shape: Shape
@@ -256,10 +250,7 @@ def parameters_of(description: Description) -> list[Parameter]:
 
 
 def _groups(description: Description) -> list[tuple[TreePath, str, list[Parameter]]]:
-    """Return groups of parameters, each with its path and the prefix of its tensor names.
-
-    Layers of one kind have the same list.
-    """
+    """Return groups of parameters with their path and tensor prefix; equal layers share a list."""
     table = (description.vocabulary, description.hidden)
     embedding = _stored_alone(("embedding",), "model.embed_tokens.weight", table)
     groups: list[tuple[TreePath, str, list[Parameter]]] = [((), "", [embedding])]
@@ -542,8 +533,7 @@ def _by_usual_names(
 ) -> dict[str, Segment]:
     """Return the tensors by their names in a text-only model.
 
-    A multimodal model has its decoder below `language_model`; a decoder saved without its head has
-    no prefix.
+    A multimodal model has its decoder below `language_model`; one without its head has no prefix.
     """
     for theirs, ours in tensor_names:
         stored = {name.replace(theirs, ours): part for name, part in stored.items()}

@@ -1,7 +1,4 @@
-"""Layers over images and sequences of channels.
-
-An example is (channels, height, width) or (channels, length).
-"""
+"""Layers over images (channels, height, width) and sequences (channels, length)."""
 
 from __future__ import annotations
 

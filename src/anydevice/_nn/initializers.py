@@ -120,10 +120,7 @@ Initial = Annotated[
 def draw_weight(
     initializer: Initializer | str, generator: Random, shape: Shape, fans: Pair, biases: int
 ) -> dict[str, Array]:
-    """Draw a `weight`, and a `bias` of `biases` zeros unless that is 0.
-
-    `fans` are fan-in and fan-out.
-    """
+    """Draw a `weight` by its fan-in and fan-out, and `biases` zeros as `bias` unless that is 0."""
     parameters = {"weight": initializer_of(initializer)(generator, shape, *fans)}
     if biases:
         parameters["bias"] = ZEROS(generator, (biases,), *fans)

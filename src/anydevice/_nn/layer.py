@@ -219,10 +219,7 @@ class Layer(Settings):
 
     @property
     def takes_ids_below(self) -> int | None:
-        """The number of ids if an example is integer ids, such as tokens.
-
-        `None` if it is floating point.
-        """
+        """The number of ids if an example is integers, such as tokens; `None` if it is floats."""
         parts = self.parts
         return parts[0][1].takes_ids_below if parts else None
 
@@ -290,10 +287,7 @@ class Layer(Settings):
 
 
 class Wrapper(Layer):
-    """A layer that computes another layer in its own way.
-
-    It has the parameters, shapes and paths of the layer inside, and its own `apply`.
-    """
+    """A layer with the parameters, shapes and paths of the layer inside, and its own `apply`."""
 
     layer: Layer
 

@@ -25,10 +25,7 @@ Loss = Callable[[Array, Array], Array]
 
 
 class LayerLoss(Record):
-    """The base class of losses that need the layer and the batch, not only the output.
-
-    `loss` is the loss of an output that it is made from.
-    """
+    """The base class of losses of layer and batch, made from `loss`, the loss of an output."""
 
     loss: Loss
 
@@ -253,10 +250,7 @@ def _without(layer: Layer, name: str) -> Layer | None:
 
 
 def _passes(layer: Layer, name: str) -> bool:
-    """Whether an activation before this layer is the same as after it.
-
-    A softmax of rows is not one of the flattened array.
-    """
+    """Whether this layer and an activation commute; flattening and a softmax of rows do not."""
     if isinstance(layer, Recomputed):
         return _passes(layer.layer, name)
     if isinstance(layer, Chain):

@@ -117,10 +117,7 @@ def _runs(steps: list[Step]) -> list[list[Step]]:
 
 
 def _segments(steps: list[Step]) -> list[list[Step]]:
-    """Cut steps into segments that keep few activations at once.
-
-    An activation or a dropout stays with the layer before it.
-    """
+    """Cut steps into segments with few activations; activations and dropouts stay with a layer."""
     followers = Activation | Dropout
     starts = [at for at, step in enumerate(steps) if not at or not isinstance(step[1], followers)]
     ends = [*starts[1:], len(steps)]

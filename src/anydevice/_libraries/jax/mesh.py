@@ -38,10 +38,7 @@ class JaxProcesses(HostExchange):
         return np.asarray(multihost_utils.process_allgather(numbers))
 
     def sum(self, arrays: Sequence[jax.Array], share: float = 1.0) -> list[jax.Array]:
-        """Return the sums of arrays over all processes, each weighted by the process's share.
-
-        Not for compiled functions: there, compute on arrays over a mesh.
-        """
+        """Return sums over all processes, weighted by their shares; not for compiled functions."""
         engine = registry.load("jax")
         parts = [self.every(np.asarray(engine.to_host(x)) * np.float32(share)) for x in arrays]
         pairs = zip(parts, arrays, strict=True)
@@ -123,10 +120,7 @@ def divided(x: jax.Array, mesh: MeshLike) -> jax.Array:
 
 
 def gathered(x: jax.Array) -> jax.Array:
-    """Gather an array that is spread over processes onto one device of each.
-
-    All processes must call this.
-    """
+    """Gather an array over processes onto one device of each; all of them must call this."""
     if not x.is_fully_replicated:
         x = _placed_as(NamedSharding(x.sharding.mesh, PartitionSpec()))(x)
     return x.block_until_ready().addressable_data(0)
@@ -144,10 +138,7 @@ def bytes_a_device(tree: Any) -> dict[Device, int]:
 
 
 def of_processes(numbers: Sequence[int], mesh: MeshLike) -> Any:
-    """Return the numbers of each process, one row each.
-
-    The array is ready once all processes have called this.
-    """
+    """Return the numbers of each process, one row each, ready once all have called this."""
     mine = np.asarray([numbers], np.int32)
     place = NamedSharding(_native(mesh), PartitionSpec(_AXES))
     shape = (mesh.size, len(numbers))

@@ -26,8 +26,7 @@ class RingProcesses(HostExchange):
     def sum(self, arrays: Sequence[mx.array], share: float = 1.0) -> list[mx.array]:
         """Return the sums of arrays over all processes, each weighted by the process's share.
 
-        Compilers can trace this. Arrays of a process with share 0 are ignored, even if they are
-        NaN.
+        Compilers can trace this. Arrays of a process with share 0 are ignored, even NaN.
         """
         flat = mx.concatenate([x.reshape(-1).astype(mx.float32) for x in arrays])
         flat = flat * share if share else mx.zeros_like(flat)
@@ -44,10 +43,7 @@ class RingProcesses(HostExchange):
         return mx.distributed.all_sum(own, group=_ring())
 
     def of_processes(self, numbers: Sequence[int]) -> Any:
-        """Return the numbers of each process, one row each.
-
-        The array is ready once all processes have called this.
-        """
+        """Return the numbers of each process, one row each, ready once all have called this."""
         own = mx.array(list(numbers), mx.int32)
         return mx.distributed.all_gather(own, group=_ring()).reshape(self.size, len(numbers))
 

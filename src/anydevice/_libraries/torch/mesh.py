@@ -231,7 +231,14 @@ class _Gathered(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(part: torch.Tensor, axis: int | None, size: int, parts: Any, copies: Any) -> Any:
-        return part.clone() if axis is None else _all_gathered(part, axis, size, parts)
+        if axis is None:
+            return part.clone()
+        rows = part.movedim(axis, 0)
+        share = -(-size // parts.size())
+        every = rows.new_empty((share * parts.size(), *rows.shape[1:]))
+        # The call of a `DTensor` would crash a process with a gloo group and tensors on a card.
+        _all_gather(every, _pad_rows(rows, share), group=parts)
+        return every[:size].movedim(0, axis).contiguous()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -270,19 +277,6 @@ def whole_of(x: torch.Tensor) -> Any:
     return _Gathered.apply(x.to_local(), last.dim, x.shape[last.dim], group, None)
 
 
-def _all_gathered(part: torch.Tensor, axis: int, size: int, group: distributed.ProcessGroup) -> Any:
-    """Return the parts of all processes in order, `size` rows along an axis.
-
-    This is the plain call: the one that a `DTensor` makes crashes a process with a gloo group and
-    tensors on a card, for example if several processes share a card.
-    """
-    rows = part.movedim(axis, 0)
-    share = -(-size // group.size())
-    every = rows.new_empty((share * group.size(), *rows.shape[1:]))
-    _all_gather(every, _pad_rows(rows, share), group=group)
-    return every[:size].movedim(0, axis).contiguous()
-
-
 def _pad_rows(rows: torch.Tensor, count: int) -> Any:
     """Pad rows with zeros to `count`, so that all processes have the same size."""
     missing = count - len(rows)
@@ -301,10 +295,7 @@ def layout_of(x: torch.Tensor, mesh: MeshLike) -> Layout:
 
 
 def sharded(x: torch.Tensor, mesh: MeshLike) -> Any:
-    """Return a tensor that all processes have, cut into a `DTensor`, with the first one's values.
-
-    A tensor that is already cut is returned unchanged.
-    """
+    """Cut a tensor into a `DTensor` with the first process's values, unless it is cut already."""
     if isinstance(x, DTensor):
         return x
     return distribute_tensor(x.detach(), grid_of(mesh), layout_of(x, mesh).placements)
@@ -338,8 +329,7 @@ def joined_as(other: torch.Tensor, part: torch.Tensor) -> Any:
 def fully_sharded(module: torch.nn.Module, mesh: MeshLike) -> Any:
     """Return the module, sharded in place by FSDP2.
 
-    Its blocks are sharded one by one, so that each is gathered alone. Gradients become sums over
-    all processes.
+    Its blocks are sharded and gathered one by one. Gradients become sums over all processes.
     """
     try:
         from torch.distributed.fsdp import FSDPModule, fully_shard

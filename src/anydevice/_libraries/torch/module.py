@@ -205,10 +205,7 @@ class TorchAdapter(base.ModelAdapter):
 
 
 def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, with results that carry no gradients unless an input requires them.
-
-    Its first argument is the weights, the others are arrays.
-    """
+    """Return a function of (weights, *arrays) without gradients, unless an input requires them."""
 
     def run(arguments: base.Arguments, *arrays: torch.Tensor) -> Any:
         for x in arrays:

@@ -50,10 +50,7 @@ def set_device_state(device: Device, saved: str | None) -> None:
 
 @contextmanager
 def dropping_as_whole(rows: tuple[int, int, int]) -> Iterator[None]:
-    """Apply the dropout of the whole batch to these rows of it, inside the block.
-
-    `rows` are the first row, their number, and the number of rows in the batch.
-    """
+    """Drop as in the whole batch inside the block; `rows` are (first, number, rows of batch)."""
     first, count, every = rows
     dropouts = {functional.dropout, functional.dropout1d, functional.dropout2d, torch.dropout}
     dropouts |= {functional.dropout3d, torch.feature_dropout}

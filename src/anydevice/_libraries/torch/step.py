@@ -385,19 +385,15 @@ class OwnUpdate:
             x.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"state": self._as_weights(self._state), "steps": self._steps}
+        weights = self._weights
+        state: dict[str, Any] = dict(self._state)
+        if any(hasattr(x, "to_local") for x in weights.values()):  # divided over processes
+            for tree, parts in state.items():
+                state[tree] = {name: joined_as(weights[name], x) for name, x in parts.items()}
+        return {"state": state, "steps": self._steps}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         self._state, self._steps = mapped(part_of, saved["state"]), saved["steps"]
-
-    def _as_weights(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the trees of the state, divided over processes like the weights."""
-        if not any(hasattr(x, "to_local") for x in self._weights.values()):
-            return dict(state)
-        return {
-            tree: {name: joined_as(self._weights[name], x) for name, x in parts.items()}
-            for tree, parts in state.items()
-        }
 
 
 class ShardedLayer(TorchLayer):
@@ -427,10 +423,7 @@ class ShardedLayer(TorchLayer):
 def shard_layer(
     layer: TorchLayer, dtype: str, mesh: MeshLike, group: Group, optimizer: Any
 ) -> ShardedLayer:
-    """Return a copy of a module, sharded by FSDP2 over a mesh; `optimizer` then trains the copy.
-
-    The values are those of the first process.
-    """
+    """Return a copy with the first process's values, sharded by FSDP2; `optimizer` trains it."""
     layer.placed(_CPU, dtype)
     native = registry.load("torch").native(mesh.devices[0])
     for x in layer.parameters.values():
@@ -441,17 +434,13 @@ def shard_layer(
     sharded = ShardedLayer(fully_sharded(copied, mesh), original=layer.given)
     if optimizer is not None:
         pairs = zip(layer.given.parameters(), sharded.given.parameters(), strict=True)
-        _point_to(optimizer, {id(old): new for old, new in pairs})
+        new = {id(old): sharded_one for old, sharded_one in pairs}
+        state = {new.get(id(x), x): own for x, own in optimizer.state.items()}
+        for trained in optimizer.param_groups:
+            trained["params"] = [new.get(id(x), x) for x in trained["params"]]
+        optimizer.state.clear()
+        optimizer.state.update({x: cut_state(own, x) for x, own in state.items()})
     return sharded
-
-
-def _point_to(optimizer: Any, new: Mapping[int, torch.Tensor]) -> None:
-    """Make an optimizer of PyTorch train other weights, with its current state."""
-    state = {new.get(id(x), x): own for x, own in optimizer.state.items()}
-    for group in optimizer.param_groups:
-        group["params"] = [new.get(id(x), x) for x in group["params"]]
-    optimizer.state.clear()
-    optimizer.state.update({x: cut_state(own, x) for x, own in state.items()})
 
 
 def cut_state(state: Mapping[str, Any], weight: torch.Tensor) -> dict[str, Any]:

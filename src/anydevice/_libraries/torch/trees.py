@@ -28,8 +28,7 @@ class ModuleRule(TensorsRule):
     """`torch.nn.Module`: parameters with their gradients, buffers, and the modules within.
 
     A `Parameter` stays the same object with new data, so that optimizers, ties between modules,
-    hooks and `requires_grad` are as before. A plain tensor attribute is left alone, as in PyTorch
-    itself.
+    hooks and `requires_grad` are as before. Plain tensor attributes stay, as in PyTorch.
     """
 
     def take_apart(self, container: Any) -> Parts:
