@@ -141,7 +141,8 @@ def benchmark(
         )
     limit = seconds_of(limit)
     tree = (function, arguments, dict(named))
-    library = _library(tree)
+    owners = (owner_of(array) for array in flatten(tree, is_array)[0].values)
+    library = next((owner.name for owner in owners if owner and owner.name != "numpy"), None)
     places = list(dict.fromkeys(_targets(devices, library)))
     if not places:
         raise ConfigurationError(
@@ -182,13 +183,6 @@ def _targets(
         engine = each.engine_asked if isinstance(each, Device) else None
         device = choose_device(each)
         yield device, engine or _engine(device, library)
-
-
-def _library(tree: Any) -> str | None:
-    """Return the library of the arrays, other than NumPy."""
-    leaves, _ = flatten(tree, is_array)
-    owners = (owner_of(value) for value in leaves.values)
-    return next((owner.name for owner in owners if owner and owner.name != "numpy"), None)
 
 
 def _engine(device: Device, library: str | None) -> str | None:

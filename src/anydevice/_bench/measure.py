@@ -173,10 +173,7 @@ class _InProcess:
 
 
 class _InChildren(_InProcess):
-    """Times them in one child process for each engine on a device.
-
-    The processes stay until the end, so that compared ops are measured at about the same time.
-    """
+    """Times them in one child for each engine on a device; all stay, to compare ops at one time."""
 
     def __init__(self) -> None:
         super().__init__()

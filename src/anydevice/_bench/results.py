@@ -33,10 +33,7 @@ _MAX_NAMED = 3
 
 
 class Ceiling(Record):
-    """The highest measured rate of a device: bytes a second, operations a second for matmul.
-
-    `engine` and `kernel` reached it.
-    """
+    """The highest rate of a device, by an engine's kernel: bytes or, for matmul, FLOP a second."""
 
     device: str
     what: What

@@ -133,10 +133,7 @@ def size_of(device: Device) -> Literal["gpu", "cpu"]:
 
 
 class TimedOp(Record):
-    """The timing of an op, the bytes that it moved and wrote, and its operations.
-
-    `moved` is 0 if the result is a view of an argument.
-    """
+    """The timing of an op, the bytes that it moved (0 for a view) and wrote, and its operations."""
 
     timing: Timing
     moved: int
@@ -179,17 +176,12 @@ def time_op(row: Row, made: Call, runner: Runner, *, limit: float) -> TimedOp:
         )
         viewed = not consuming and _is_view(result, arrays(0), engine)
         del result
-        most = 1 if consuming else _max_calls(device, written)
+        free, room = device.facts.free_memory, MAX_RESULT_BYTES[size_of(device)]
+        room = room if free is None else min(room, free // 4)
+        most = 1 if consuming else max(1, min(MAX_CALLS, room // max(written, 1)))
         timing = time_calls(call, finish, limit=limit, max_calls=most, first=first)
     moved = 0 if viewed else row.moved(made, written)
     return TimedOp(timing, moved, written, row.operations(made))
-
-
-def _max_calls(device: Device, written: int) -> int:
-    """Return the number of results that fit in a quarter of the free memory."""
-    free, most = device.facts.free_memory, MAX_RESULT_BYTES[size_of(device)]
-    room = most if free is None else min(most, free // 4)
-    return max(1, min(MAX_CALLS, room // max(written, 1)))
 
 
 def _is_view(result: Any, arguments: list[Any], engine: Engine) -> bool:

@@ -39,9 +39,7 @@ def growth(length: int) -> float:
 
 
 def one_by_one(length: int) -> float:
-    """Return the error of adding up exponentials one by one.
-
-    A few outweigh the rest: numbers after the largest are rounded to its units.
+    """Return the error of adding up exponentials: those after the largest are rounded to its units.
 
     >>> one_by_one(4096)
     328.0
@@ -117,10 +115,7 @@ def of_reduction(op: str) -> Budget:
 def of_var(
     want: Array, coarse: float, x: Array, axis: Any = None, keepdims: bool = False, **how: Any
 ) -> Array:
-    """Subtracting the mean leaves roundings as large as those of the mean, times the difference.
-
-    Small squares are lost beside a large sum.
-    """
+    """Allow roundings of the mean, times the difference, and small squares lost in a large sum."""
     if not x.size:
         return np.zeros(np.shape(want))
     count = x.size // max(1, np.size(want))

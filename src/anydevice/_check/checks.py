@@ -29,16 +29,10 @@ GRADIENT_CASE = "small arguments"
 
 _STEP = 1e-5
 _ALLOWED = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-16, "float64": 1e-8}
-"""Allowed error of a gradient, as a part of the largest one by the same argument.
-
-Sixteen roundings in 16 bits, and 256 in float32: a forgotten factor or term is far more.
-"""
+"""Allowed error of a gradient, in parts of the largest: less than a forgotten factor or term."""
 
 _COMPILES_EACH_STEP = ("jax",)
-"""Engines that compile every step of a function unless they compile the whole of it.
-
-A gradient has many steps, so it is computed inside of compiled code there.
-"""
+"""Engines that compile every step of a gradient, of which there are many, unless all at once."""
 
 
 class Trial(Record):
@@ -77,19 +71,22 @@ def prepare(row: Row, case: Case, dtype: str, seed: int = 0) -> Trial:
     comparable = [list(leaves(_comparable(row, wanted, made))) for wanted in wants]
     types = list(row.gives(dtype, made))
     types += types[-1:] * (len(comparable[0]) - len(types))
-    return Trial(row, case, dtype, made, tuple(comparable), _budgets(row, want, made, dtype), types)
+    wide = mapped(made, widened)
+    coarse = ROUNDING_UNIT.get(dtype, 0.0) / computing_unit(row.inside or dtype)
+    with np.errstate(all="ignore"):
+        budgets = list(leaves(row.budget(want, coarse, *wide.arguments, **wide.options)))
+    return Trial(row, case, dtype, made, tuple(comparable), budgets, types)
 
 
 def run(trial: Trial, engine: Engine, device: Device) -> str | Difference | None:
-    """Compute a trial on a device; return what is wrong with the results, or `None`.
-
-    Raises whatever the engine raises.
-    """
+    """Compute a trial; return what is wrong with its results, or `None`. Raises engines' errors."""
     result = compute(trial.row, trial.call, engine, device, strided=trial.case.strided)
-    for array in leaves(result):
-        problem = _misplacement(array, engine, device)
-        if problem:
-            return problem
+    for x in leaves(result):
+        if not engine.owns(x):
+            return f"gave a {type(x).__module__}.{type(x).__name__}, not an array of {engine.name}"
+        here = engine.devices_of(x)
+        if device not in here:
+            return f"the result is on {', '.join(map(str, here)) or 'no known device'}"
     got = list(leaves(_comparable(trial.row, _read(result, engine), trial.call)))
     if len(got) != len(trial.types):
         return f"gave {len(got)} arrays instead of {len(trial.types)}"
@@ -165,10 +162,7 @@ def place(x: Array, engine: Engine, device: Device) -> Any:
 
 
 def _place_strided(x: Array, engine: Engine, device: Device) -> Any:
-    """Copy an array with two or more axes so that its elements are not contiguous in memory.
-
-    With three or more axes the last one stays contiguous, as in heads cut from one product.
-    """
+    """Copy an array with its elements apart; of three axes, the last one stays contiguous."""
     if x.ndim < 2:
         return place(x, engine, device)
     axes = list(range(x.ndim))
@@ -190,13 +184,6 @@ def _reference(row: Row, made: Call) -> Any:
     return reference.call(row.op, *wide.arguments, **wide.options)
 
 
-def _budgets(row: Row, want: Any, made: Call, dtype: str) -> list[Array]:
-    wide = mapped(made, widened)
-    coarse = ROUNDING_UNIT.get(dtype, 0.0) / computing_unit(row.inside or dtype)
-    with np.errstate(all="ignore"):
-        return list(leaves(row.budget(want, coarse, *wide.arguments, **wide.options)))
-
-
 def _judge(trial: Trial, number: int, got: Array) -> str | Difference | None:
     kind, shape = trial.types[number], np.shape(trial.wants[0][number])
     if got.dtype.name != kind:
@@ -207,15 +194,6 @@ def _judge(trial: Trial, number: int, got: Array) -> str | Difference | None:
     budget = trial.budgets[number] if number < len(trial.budgets) else 0.0
     wants = [want[number] for want in trial.wants]
     return compare(got, wants, budget, trial.row.inside or trial.dtype, kind, trial.row.signs)
-
-
-def _misplacement(x: Any, engine: Engine, device: Device) -> str | None:
-    if not engine.owns(x):
-        return f"gave a {type(x).__module__}.{type(x).__name__}, not an array of {engine.name}"
-    here = engine.devices_of(x)
-    if device not in here:
-        return f"the result is on {', '.join(map(str, here)) or 'no known device'}"
-    return None
 
 
 def _comparable(row: Row, result: Any, made: Call) -> Any:

@@ -30,10 +30,7 @@ _ERF = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def call(op: str, *arguments: Any, **options: Any) -> Any:
-    """Compute an op on float64, int64 and bool arrays.
-
-    Raises `ConfigurationError` for a name that no op has.
-    """
+    """Compute an op on wide arrays, or raise `ConfigurationError` for a name that no op has."""
     if op not in REFERENCES:
         raise ConfigurationError(
             f"there is no op {op!r}; the ops are {', '.join(sorted(REFERENCES))}", "op"
@@ -73,8 +70,7 @@ def _along(function: Callable[..., Array]) -> Callable[..., Array]:
 
 def _spread(x: Array, axis: Axis = None, keepdims: bool = False, correction: float = 0.0) -> Array:
     axes = tuple(range(x.ndim)) if axis is None else axis
-    count = np.size(x) // max(1, np.size(x.sum(axes)))
-    count = np.prod([x.shape[one] for one in np.atleast_1d(axes)]) if not np.size(x) else count
+    count = np.prod([x.shape[one] for one in np.atleast_1d(axes)])
     off = x - x.sum(axes, keepdims=True) / count
     return (off**2).sum(axes, keepdims=keepdims) / np.maximum(count - correction, 0)
 
@@ -155,10 +151,6 @@ def _slice_axis(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Ar
     return np.moveaxis(np.moveaxis(x, axis, 0)[start:stop:step], 0, axis)
 
 
-def _pad(x: Array, widths: Any, value: float = 0) -> Array:
-    return np.pad(x, widths, constant_values=value) if x.ndim else x
-
-
 def _one_hot(x: Array, num_classes: int, dtype: Any = "float32") -> Array:
     result = np.zeros((*x.shape, num_classes))
     for at in np.ndindex(x.shape):
@@ -190,11 +182,6 @@ def _astype(x: Array, dtype: Any) -> Array:
 
 
 # Layers
-
-
-def _linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    product = x @ weight.T
-    return product if bias is None else product + bias
 
 
 def _softmax(x: Array, axis: int = -1) -> Array:
@@ -629,7 +616,7 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "slice_axis": _slice_axis,
     "stack": lambda arrays, axis=0: np.stack(arrays, axis),
     "split": lambda x, sections, axis=0: list(np.split(x, sections, axis)),
-    "pad": _pad,
+    "pad": lambda x, widths, value=0: np.pad(x, widths, constant_values=value) if x.ndim else x,
     "diff": lambda x, axis=-1, n=1: np.diff(x, n, axis),
     "one_hot": _one_hot,
     "zeros_like": lambda x, dtype=None: np.zeros(x.shape),
@@ -641,7 +628,7 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "arange": _arange,
     "eye": lambda rows, columns=None, *, k=0, like, dtype=None: np.eye(rows, columns, k),
     "astype": _astype,
-    "linear": _linear,
+    "linear": lambda x, weight, bias=None: x @ weight.T + (0 if bias is None else bias),
     "softmax": _softmax,
     "log_softmax": _log_softmax,
     "rmsnorm": _rmsnorm,

@@ -76,10 +76,10 @@ class Asked(Protocol):
 
 
 Answering = Callable[[Callable[[str], None], dict[str, Any]], Callable[[Any], Any]]
-"""Called with `tell` and arguments, three of them a runner's; returns the function that answers."""
+"""Called with `tell` and the arguments of a runner; returns the function that answers."""
 
 
-def in_a_child(here: Runner, answering: Answering, **arguments: Any) -> Asked:
+def in_a_child(here: Runner, answering: Answering) -> Asked:
     """Start a child process in which an engine works on its device and answers questions.
 
     `answering`, a function of a module, is called there. If a question crashes the child, or is not
@@ -89,13 +89,13 @@ def in_a_child(here: Runner, answering: Answering, **arguments: Any) -> Asked:
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
     path = [entry or os.getcwd() for entry in sys.path]
     function = f"{answering.__module__}:{answering.__qualname__}"
-    given = _arguments(here, arguments) | {"path": path, "function": function}
+    given = _arguments(here) | {"path": path, "function": function}
     return Conversation("function", given, pause=0.0, environment=environment, site=True)
 
 
-def in_this_process(here: Runner, answering: Answering, **arguments: Any) -> Asked:
+def in_this_process(here: Runner, answering: Answering) -> Asked:
     """Answer in this process, which does not outlive a crash."""
-    return _Here(answering(lambda step: None, _arguments(here, arguments)))
+    return _Here(answering(lambda step: None, _arguments(here)))
 
 
 class _Here(Record):
@@ -108,9 +108,8 @@ class _Here(Record):
         pass
 
 
-def _arguments(here: Runner, more: dict[str, Any]) -> dict[str, Any]:
-    place = {"device": str(here.device), "place": str(here.place), "engine": here.engine}
-    return {**place, **more}
+def _arguments(here: Runner) -> dict[str, Any]:
+    return {"device": str(here.device), "place": str(here.place), "engine": here.engine}
 
 
 def runner_of(arguments: dict[str, Any]) -> Runner:

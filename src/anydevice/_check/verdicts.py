@@ -109,10 +109,7 @@ class Verdicts(Record):
         return {state: len(self.of(state)) for state in STATES}
 
     def insist(self) -> None:
-        """Raise `VerificationError`, which lists them, if any cells failed or were not reached.
-
-        Failed cells are wrong, crashed or timed out.
-        """
+        """Raise `VerificationError`, which lists them, if any cells failed or were not reached."""
         if not self:
             bad = (*self.failed, *self.of("not_reached"))
             raise VerificationError(
@@ -134,10 +131,7 @@ class Verdicts(Record):
 
 
 class Kept(Record):
-    """The kernels of our own that are trusted now, and those that failed.
-
-    `problem` says why they could not be saved for later processes; `None` if they were.
-    """
+    """Our kernels that are trusted now, those that failed, and why they could not be saved."""
 
     trusted: tuple[Entry, ...]
     refused: tuple[Entry, ...]

@@ -59,6 +59,8 @@ MOST_FAILURES = 8
 _judging = ForkSafeLock(reentrant=True)
 """Two threads that verify take turns: Python's warnings can be silenced only for all threads."""
 
+_OF_A_KERNEL = "its gradient"
+
 Check = Callable[[Engine, Device], str | Difference | None]
 OnOp = Callable[[tuple[Cell, ...]], None]
 
@@ -203,10 +205,7 @@ def _steps(
 
 
 class _Course:
-    """The steps of one engine on one device, taken one after the other.
-
-    With a `budget` in seconds, cells that are not decided by then are not reached.
-    """
+    """The steps of one engine on one device; those after `budget` seconds are not reached."""
 
     def __init__(self, here: Runner, *, isolated: bool = True, budget: float | None = None) -> None:
         ask_in = in_a_child if isolated else in_this_process
@@ -247,9 +246,8 @@ class _Course:
     def in_turn(self, plan: Sequence[Sequence[_Step]]) -> Iterator[Iterator[_Step]]:
         """Yield the steps of each op; with a budget, each op has an equal share of the time left.
 
-        The first step of an op is always taken in its turn, others while half of its share is left:
-        an op that takes longer than its share leaves less to later ones. The rest follows at the
-        end.
+        The first step of an op is always taken in its turn, others while half of its share is left;
+        the rest follows at the end.
         """
         later: list[list[_Step]] = []
 
@@ -313,8 +311,7 @@ _STATES: dict[str, State] = {
 def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callable[[Any], Any]:
     """Answer in the child with the verdict of a step, given as plain data.
 
-    `None` for a question loads the engine, starts its device, and is answered with the ops for
-    which there are kernels of our own.
+    `None` loads the engine, starts its device, and is answered with the ops that have our kernels.
     """
     here = runner_of(arguments)
 
@@ -367,9 +364,11 @@ def _judge(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # some cases overflow on purpose
-                problem = check(here.load(), here.place)
-        except _NotApplicableError:
-            count -= 1
+                engine = here.load()
+                if name == _OF_A_KERNEL and isinstance(engine.autodiff, Absent):
+                    count -= 1  # a kernel need not have what its engine has not
+                    continue
+                problem = check(engine, here.place)
         except UnsupportedError as error:
             lacking.append((name, error))
         except Exception as error:  # an engine fails in any way it likes: that is a finding
@@ -407,19 +406,8 @@ def _checks(step: _Step, *, quick: bool) -> Iterator[tuple[str, Check]]:
         gradient = trials.prepare_gradient(row, dtype)
         yield trials.GRADIENT_CASE, partial(trials.run_gradient, gradient)
     elif step.of == "kernel" and row.gradient and not quick:
-        yield "its gradient", partial(_gradient_if_any, trials.prepare_gradient(row, dtype))
-
-
-class _NotApplicableError(Exception):
-    """A check does not apply to this engine."""
-
-
-def _gradient_if_any(
-    trial: trials.GradientTrial, engine: Engine, device: Device
-) -> str | Difference | None:
-    if isinstance(engine.autodiff, Absent):
-        raise _NotApplicableError  # a kernel need not have what its engine has not
-    return trials.run_gradient(trial, engine, device)
+        gradient = trials.prepare_gradient(row, dtype)
+        yield _OF_A_KERNEL, partial(trials.run_gradient, gradient)
 
 
 def warm_up(

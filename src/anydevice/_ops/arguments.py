@@ -252,11 +252,7 @@ def pair_of(op: str, name: str, value: int | tuple[int, int], least: int) -> tup
 
 
 def require_one_library(op: str, name: str, a: Array, another: str, b: Array) -> None:
-    """Refuse two arrays of different libraries, even where they would mix.
-
-    Inside of compiled functions too: a NumPy constant beside an array that JAX traces is refused,
-    so that code does the same whether it is compiled or not.
-    """
+    """Refuse arrays of two libraries, even where they would mix, as NumPy's in compiled code."""
     if is_one_library(a, b):
         return
     if primitives(a, op, name) is not primitives(b, op, another):
@@ -393,21 +389,13 @@ def fit_number(op: str, number: float, dtype: DType, name: str, advice: str = ""
         what = f"{number} is not an integer, and {name} is {dtype}"
         instead = advice or f"use astype({name}, 'float32')"
         raise wrong(op, f"{what}; {instead}")
-    low, high = _range(dtype)
+    low = -(2 ** (dtype.bits - 1)) if dtype.kind == "int" else 0
+    high = 1 if dtype.kind == "bool" else low + 2**dtype.bits - 1
     if not low <= number <= high:
         what = f"{number} does not fit into {dtype} ({low} to {high}), the dtype of {name}"
         instead = advice or f"use astype({name}, 'int64')"
         raise wrong(op, f"{what}; {instead}, or another number")
     return number
-
-
-def _range(dtype: DType) -> tuple[int, int]:
-    """Return the smallest and the largest number of an integer or boolean dtype."""
-    if dtype.kind == "bool":
-        return 0, 1
-    if dtype.kind == "uint":
-        return 0, 2**dtype.bits - 1
-    return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
 
 
 # The dtype in which an op computes

@@ -144,10 +144,7 @@ def version_for_mixed_dtypes(
 
 
 def run(own: Callable[..., Any], definition: Callable[..., Result], *arguments: Any) -> Result:
-    """Call an engine's version of an op, or the definition where it gives `NotImplemented`.
-
-    Errors of its library are explained, as by `explain`.
-    """
+    """Call the engine's version, or the definition for `NotImplemented`; `explain` its errors."""
     try:
         result: Any = own(*arguments)
         return definition(*arguments) if result is NotImplemented else result
@@ -242,11 +239,7 @@ def compiled(op: Op) -> Op:
     _programs.append((op, (names.index("axis"),) if "axis" in names else (), programs))
 
     def program(kind: type) -> Callable[..., Any] | None:
-        """Return the whole op as one program for arrays of exactly this type, or `None`.
-
-        The axis is a constant of the program. Its checks run when it is compiled, once for each
-        shape and dtype.
-        """
+        """Return the whole op as one program for this type; its checks run when it is compiled."""
         return programs.get(kind)
 
     program._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -59,7 +59,10 @@ def reshape(x: ArrayT, shape: int | Sequence[int]) -> ArrayT:
     if type(count) is not int:
         shape = shape_of("reshape", shape)
     if count != math.prod(x.shape) or (shape and min(shape) < 0):
-        _refuse_misfit(x, shape)
+        rest = -math.prod(shape)
+        one_left = shape.count(-1) == 1 and min(shape) == -1 and rest
+        if not one_left or math.prod(x.shape) % rest:
+            raise wrong_shapes("reshape", f"the shape {shape} must have as many elements as x", x=x)
     return run_primitive(xp.reshape, x, shape)
 
 
@@ -72,7 +75,12 @@ def permute(x: ArrayT, axes: Sequence[int]) -> ArrayT:
     """
     xp = primitives(x, "permute")
     if type(axes) is not tuple or not _in_order(axes, x.ndim):
-        axes = _from_the_front(x, axes)
+        if not isinstance(axes, (tuple, list)):
+            raise wrong("permute", f"axes must be a tuple of integers, not {in_words(axes)}")
+        order = tuple([axis_of("permute", x, axis) for axis in axes])
+        if not len(order) == len(set(order)) == x.ndim:
+            raise wrong_shapes("permute", f"{tuple(axes)} must name each axis of x once", x=x)
+        axes = order
     return run_primitive(xp.permute_dims, x, axes)
 
 
@@ -92,7 +100,10 @@ def concat(arrays: Sequence[ArrayT], axis: int = 0) -> ArrayT:
         if type(other) is not kind or other.dtype != dtype:
             require_one_dtype("concat", first=first, another=other)
         if other.shape != shape:
-            _refuse_unlike(first, other, at)
+            own, its = tuple(shape), tuple(other.shape)
+            if own[:at] != its[:at] or own[at + 1 :] != its[at + 1 :] or len(own) != len(its):
+                rule = f"the arrays must have the same shape except for axis {at}"
+                raise wrong_shapes("concat", rule, first=first, another=other)
     try:
         return xp.concat(arrays, at)
     except Exception as error:
@@ -483,16 +494,6 @@ def _in_order(axes: Sequence[int], count: int) -> bool:
     return len(axes) == count and present == (1 << count) - 1
 
 
-def _from_the_front(x: Array, axes: Sequence[int]) -> tuple[int, ...]:
-    """Return the axes counted from the front; raise an error unless each axis is there once."""
-    if not isinstance(axes, (tuple, list)):
-        raise wrong("permute", f"axes must be a tuple of integers, not {in_words(axes)}")
-    order = tuple([axis_of("permute", x, axis) for axis in axes])
-    if not len(order) == len(set(order)) == x.ndim:
-        raise wrong_shapes("permute", f"{tuple(axes)} must name each axis of x once", x=x)
-    return order
-
-
 def _ends_with(shape: Any, own: Shape) -> TypeGuard[Shape]:
     """Whether `shape` is a tuple of sizes that ends with the sizes of `own`."""
     if type(shape) is not tuple or len(shape) < len(own):
@@ -501,21 +502,6 @@ def _ends_with(shape: Any, own: Shape) -> TypeGuard[Shape]:
         if type(size) is not int or size < 0:
             return False
     return not own or shape[-len(own) :] == own
-
-
-def _refuse_unlike(first: Array, other: Array, at: int) -> None:
-    own, its = tuple(first.shape), tuple(other.shape)
-    if own[:at] != its[:at] or own[at + 1 :] != its[at + 1 :] or len(own) != len(its):
-        rule = f"the arrays must have the same shape except for axis {at}"
-        raise wrong_shapes("concat", rule, first=first, another=other)
-
-
-def _refuse_misfit(x: Array, shape: Shape) -> None:
-    """Raise an error unless x fits the shape with one size of -1 inferred."""
-    rest = -math.prod(shape)
-    one_left = shape.count(-1) == 1 and min(shape) == -1 and rest
-    if not one_left or math.prod(x.shape) % rest:
-        raise wrong_shapes("reshape", f"the shape {shape} must have as many elements as x", x=x)
 
 
 def _require_arrays(op: str, arrays: Sequence[Array]) -> None:

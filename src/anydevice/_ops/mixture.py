@@ -135,10 +135,7 @@ _GATED: Mapping[str, Callable[[Array, Array, float, float], Array]] = {
 
 
 class _Networks:
-    """The matrices of all experts, and how rows go through one or several of them.
-
-    Results are in the dtype that sums have.
-    """
+    """The matrices of all experts, applied to rows; results are in the dtype that sums have."""
 
     def __init__(
         self, xp: PrimitivesOf[Any], stacks: tuple[Array, Array, Array | None, Array | None],

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from anydevice._core.array import Array, ArrayT
-from anydevice._core.primitives import PrimitivesOf, Shape
+from anydevice._core.primitives import PrimitivesOf
 from anydevice._core.rope_scaling import (
     Frozen,
     Scaling,
@@ -103,8 +103,8 @@ def attention(
     if not (type(k) is type(v) is kind and k.dtype == dtype and v.dtype == dtype):
         require_one_dtype("attention", q=q, k=k, v=v)
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
-    fits: int = len(q_shape) == len(k_shape) == 4 and (
-        k_shape == v_shape or _differ_in_size(k_shape, v_shape)
+    fits: int = len(q_shape) == len(k_shape) == len(v_shape) == 4 and (
+        k_shape == v_shape or (tuple(k_shape[:3]) == tuple(v_shape[:3]) and k_shape[3] > 0)
     )
     fits = fits and q_shape[0] == k_shape[0] and q_shape[3] == k_shape[3] and k_shape[1]
     if not fits or q_shape[1] % k_shape[1]:
@@ -136,11 +136,6 @@ def attention(
     except Exception as error:
         explain(error, q=q, k=k, v=v, mask=mask, lengths=lengths, sinks=sinks)
         raise
-
-
-def _differ_in_size(k: Shape, v: Shape) -> bool:
-    """Whether the shapes of keys and values differ in the last axis alone, and keys have one."""
-    return len(k) == len(v) and tuple(k[:-1]) == tuple(v[:-1]) and k[-1] > 0
 
 
 def _refuse_options(causal: Any, scale: Any, window: Any) -> None:

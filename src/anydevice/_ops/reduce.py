@@ -54,9 +54,7 @@ def sum(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa
     """
     xp = known_float(x)
     if xp is None:
-        xp = primitives(x, "sum")
-        if xp.dtype(x).kind == "bool":
-            x = run2(xp.astype, xp.astype, x, INT32)
+        xp, x = primitives(x, "sum"), _numbers(x)
     axes = axis_of("sum", x, axis) if type(axis) is int else axes_of("sum", x, axis)
     return x if axes == () else run_primitive(xp.sum, x, axes, keepdims)
 
@@ -241,8 +239,7 @@ def argmax(x: ArrayT, axis: int = -1) -> ArrayT:
     [1, 2]
     """
     own = own_version(x, "argmax", _argmax)
-    at = _filled_axis("argmax", x, axis)
-    return run2(own, _argmax, x, at)
+    return run2(own, _argmax, x, _filled_axis("argmax", x, axis))
 
 
 def argmin(x: ArrayT, axis: int = -1) -> ArrayT:

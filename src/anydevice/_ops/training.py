@@ -28,13 +28,7 @@ from anydevice._ops.arguments import (
     wrong,
     wrong_shapes,
 )
-from anydevice._ops.dispatch import (
-    float_version,
-    own_version,
-    primitives,
-    run,
-    run2,
-)
+from anydevice._ops.dispatch import float_version, own_version, primitives, run, run2
 
 
 def cross_entropy(logits: ArrayT, targets: ArrayT) -> ArrayT:
@@ -117,7 +111,7 @@ def update_sgd(
     >>> update_sgd([numpy.array([1.0])], [numpy.array([2.0])], None, rate=0.25)
     ([array([0.5])], None)
     """
-    rate = _rate("update_sgd", rate)
+    rate = number_or_array("update_sgd", "rate", rate, ("float",))
     momentum, decay = _not_negative("update_sgd", momentum=momentum, decay=decay)
     if velocities is None and momentum:
         raise wrong("update_sgd", "momentum needs velocities; start with zeros like the parameters")
@@ -153,14 +147,18 @@ def update_adam(
     >>> parameters[0].round(4).tolist(), means[0].round(4).tolist()
     ([0.5], [0.1])
     """
-    rate, step = _rate("update_adam", rate), _step("update_adam", step)
+    rate = number_or_array("update_adam", "rate", rate, ("float",))
+    count = number_or_array("update_adam", "step", step, ("int", "uint", "float"))
+    # A count on the device is not validated.
+    if type(count) in NUMBERS and (type(count) is not int or count < 1):
+        raise wrong("update_adam", f"step must be an integer of 1 or more, not {count!r}")
     beta1, beta2 = _shares("update_adam", beta1=beta1, beta2=beta2)
     eps, decay = _not_negative("update_adam", eps=eps, decay=decay)
     if not _alike("update_adam", parameters, gradients=gradients, means=means, squares=squares):
         return [], [], []
     arrays, numbers = (parameters, gradients, means, squares), (rate, beta1, beta2, eps, decay)
     own = own_version(parameters[0], "update_adam", _update_adam)
-    return run(own, _update_adam, *arrays, step, *numbers, decoupled)
+    return run(own, _update_adam, *arrays, count, *numbers, decoupled)
 
 
 def update_lion(
@@ -182,25 +180,13 @@ def update_lion(
     >>> update_lion(one, one, zero, rate=0.25)[0]
     [array([0.75])]
     """
-    rate = _rate("update_lion", rate)
+    rate = number_or_array("update_lion", "rate", rate, ("float",))
     beta1, beta2 = _shares("update_lion", beta1=beta1, beta2=beta2)
     (decay,) = _not_negative("update_lion", decay=decay)
     if not _alike("update_lion", parameters, gradients=gradients, means=means):
         return [], []
     arguments = parameters, gradients, means, rate, beta1, beta2, decay
     return run(own_version(parameters[0], "update_lion", _update_lion), _update_lion, *arguments)
-
-
-def _rate(op: str, rate: Any) -> Any:
-    return number_or_array(op, "rate", rate, ("float",))
-
-
-def _step(op: str, step: Any) -> Any:
-    """Return the step count; it is not validated if it lives on the device."""
-    number = number_or_array(op, "step", step, ("int", "uint", "float"))
-    if type(number) in NUMBERS and (type(number) is not int or number < 1):
-        raise wrong(op, f"step must be an integer of 1 or more, not {number!r}")
-    return number
 
 
 def _shares(op: str, **shares: Any) -> tuple[Any, ...]:

@@ -34,13 +34,10 @@ _lock = ForkSafeLock(reentrant=True)
 
 
 def load_trusted() -> tuple[Entry, ...]:
-    """Trust every kernel that was verified for this device, driver, library and text of it.
-
-    The file is read once in a process. Returns all trusted kernels.
-    """
+    """Trust the kernels verified for this device, driver, library and text; return all trusted."""
     global _is_loaded
     with _lock.native:
-        saved = {} if _is_loaded else _read()
+        saved = {} if _is_loaded else _read()  # once in a process
         _is_loaded = True
         if saved:  # else the machine need not be read
             entries = {
@@ -79,8 +76,7 @@ def change_trusted(right: set[Entry], wrong: set[Entry]) -> str | None:
 def on_trial(kernels: Collection[str], dtype: str, device: str) -> Iterator[Callable[[], None]]:
     """Use these kernels and no others in this thread within the block, to verify them.
 
-    Yields a function that condemns them: no thread trusts them after that. Otherwise all are
-    trusted as before.
+    Yields a function that condemns them, after which no thread trusts them.
     """
     load_trusted()
     tried = {(kernel, dtype, device) for kernel in kernels}

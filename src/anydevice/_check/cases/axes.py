@@ -21,6 +21,7 @@ from anydevice._check.cases.case import (
     call,
     condition,
     index,
+    planted,
     same,
 )
 from anydevice._check.cases.elementwise import ONE_DTYPE
@@ -39,17 +40,8 @@ _ROWS_TIMED: dict[str, Any] = {
 _LONG_ROWS = {"16 rows of 32000": along(16, VOCABULARY)}
 _WORDS_TIMED: dict[str, Any] = {"gpu": _LONG_ROWS, "cpu": _LONG_ROWS}
 
-
-def _with_nan(draw: Draw) -> Call:
-    x = draw.normal(4, 7)
-    x[0, 3], x[1, 0], x[2, 6] = np.nan, np.inf, -np.inf
-    return call(x, axis=-1)
-
-
-def _ending_with_nan(draw: Draw) -> Call:
-    x = draw.normal(3, 100003)
-    x[0, -1], x[1, -1] = np.nan, np.inf
-    return call(x, axis=-1)
+_WITH_NAN = planted((4, 7), {(0, 3): np.nan, (1, 0): np.inf, (2, 6): -np.inf}, axis=-1)
+_ENDING_WITH_NAN = planted((3, 100003), {(0, -1): np.nan, (1, -1): np.inf}, axis=-1)
 
 
 def _of_one_sign(draw: Draw) -> Call:
@@ -83,7 +75,7 @@ _REDUCED = (
     Case("no axis", along()),
     Case("no rows", along(0, 7, axis=1)),
     Case("very long", along(1000003, axis=0), FLOATS),
-    Case("nan and infinities", _with_nan, FLOATS),
+    Case("nan and infinities", _WITH_NAN, FLOATS),
     Case("elements that lie apart", along(9, 33, axis=-1), strided=True),
     Case("a middle axis from behind", along(3, 5, 7, axis=-2)),
     Case("two axes from behind", along(3, 5, 7, axis=(-1, 0))),
@@ -91,7 +83,7 @@ _REDUCED = (
     Case("of one sign", _of_one_sign),
     Case("infinities alone", _infinite, FLOATS),
     Case("the end of a million", _ending_most(2, 1000003), LARGE),
-    Case("nan at the end", _ending_with_nan, LARGE),
+    Case("nan at the end", _ENDING_WITH_NAN, LARGE),
     Case("a million in all", along(1031, 1033, kind="heavy"), LARGE),
     Case("many rows", along(70001, 17, axis=-1), LARGE),
     Case("many columns", along(17, 70001, axis=0), LARGE),
@@ -137,7 +129,7 @@ _MULTIPLIED = (
     Case("of nothing", _near_one(3, 0, axis=1)),
     Case("many rows", _near_one(70001, 5, axis=-1), LARGE),
     Case("long columns", _near_one(2053, 5, axis=0), LARGE),
-    Case("nan and infinities", _with_nan, FLOATS),
+    Case("nan and infinities", _WITH_NAN, FLOATS),
     Case("elements that lie apart", _near_one(9, 33, axis=-1), FLOATS, strided=True),
 )
 
@@ -167,7 +159,7 @@ def _truth(op: str, true: bool) -> Row:
             Case("no rows", _mostly(true, 0, 3, axis=1), ONE_DTYPE),
             Case("one of a million", _mostly(true, 3, 333667, axis=1, rare=3e-6), LARGE),
             Case("long columns", _mostly(true, 70001, 17, axis=0, rare=1e-5), LARGE),
-            Case("nan and infinities", _with_nan, FLOATS),
+            Case("nan and infinities", _WITH_NAN, FLOATS),
             Case(
                 "nan among zeros",
                 lambda draw: call(draw.listed([[np.nan, 0.0], [0.0, -0.0]]), axis=1),
@@ -191,7 +183,7 @@ _LOGSUMEXP = (
     Case("no rows", along(0, 7, axis=1), ONE_DTYPE),
     Case("large", lambda draw: call(draw.uniform(-60000, 60000, 3, 33), axis=-1)),
     Case("far below zero", lambda draw: call(draw.uniform(-2000, -1000, 3, 101), axis=-1)),
-    Case("nan and infinities", _with_nan),
+    Case("nan and infinities", _WITH_NAN),
     Case("infinities alone", _infinite),
     Case("many rows", along(70001, 17, axis=-1), LARGE),
     Case("very long", along(2, 100003, axis=-1), LARGE),
@@ -211,19 +203,16 @@ _NORM = (
     Case("zeros", lambda draw: call(draw.normal(3, 5) * 0, axis=-1), ONE_DTYPE),
     Case("of nothing", along(3, 0, axis=1), ONE_DTYPE),
     Case("large", along(3, 33, axis=-1, kind="large"), ("float32", "bfloat16", "float64")),
-    Case("nan and infinities", _with_nan),
+    Case("nan and infinities", _WITH_NAN),
     Case("squares that grow", along(2, 8192, axis=-1, kind="positive")),
     Case("a million", along(1031, 1033, kind="positive"), LARGE),
     Case("elements that lie apart", along(9, 33, axis=-1), strided=True),
 )
 
 
-def _sum_with_nan(draw: Draw) -> Call:
-    x = draw.normal(4, 7)
-    x[0, 3], x[1, 2], x[2, 4], x[3, [1, 5]] = np.nan, np.inf, -np.inf, [np.inf, -np.inf]
-    return call(x, axis=-1)
-
-
+_SUM_WITH_NAN = planted(
+    (4, 7), {(0, 3): np.nan, (1, 2): np.inf, (2, 4): -np.inf, (3, 1): np.inf, (3, 5): -np.inf}
+)
 _CUMULATIVE_SUM = Row(
     "cumulative_sum",
     (
@@ -238,7 +227,7 @@ _CUMULATIVE_SUM = Row(
         Case("sums that grow", along(2, 5003, axis=-1, kind="positive"), FLOATS),
         Case("a million that grow", along(1000003, axis=0, kind="positive"), LARGE),
         Case("long columns", along(70001, 5, axis=0), LARGE),
-        Case("nan and infinities", _sum_with_nan, FLOATS),
+        Case("nan and infinities", _SUM_WITH_NAN, FLOATS),
         Case("elements that lie apart", along(9, 33, axis=-1), strided=True),
     ),
     NUMBERS,
@@ -277,7 +266,7 @@ _SPREAD = (
     Case("far from zero", _spread(middle=100.0)),
     Case("farther from zero", _spread(middle=4000.0), ("float32", "float64")),
     Case("very long", along(1000003, axis=0, kind="positive"), FLOATS),
-    Case("nan and infinities", _with_nan, FLOATS),
+    Case("nan and infinities", _WITH_NAN, FLOATS),
     Case("the last counts most", along(3, 1001, axis=-1, kind="heavy"), FLOATS),
     Case("large", along(3, 33, axis=-1, kind="large"), ("float32", "bfloat16", "float64")),
     Case("long columns", along(70001, 17, axis=0, kind="positive"), LARGE),
@@ -316,14 +305,14 @@ _ARGMAX = Row(
         Case("elements that lie apart", along(9, 33), strided=True),
         Case("one column", along(4, 1)),
         Case("no rows", along(0, 4)),
-        Case("nan and infinities", _with_nan, FLOATS),
+        Case("nan and infinities", _WITH_NAN, FLOATS),
         Case("from behind", along(5, 77, 3, axis=-2)),
         Case("of one sign", _of_one_sign),
         Case("infinities alone", _infinite, FLOATS),
         Case("all digits", _of_near_ones, INTEGERS),
         Case("the end of a million", _ending_most(2, 1000003), LARGE),
         Case("equal ones far apart", _ties_far_apart, LARGE),
-        Case("nan at the end", _ending_with_nan, LARGE),
+        Case("nan at the end", _ENDING_WITH_NAN, LARGE),
         Case("many rows", along(70001, 17), LARGE),
         Case("long columns", along(70001, 17, axis=0), LARGE),
     ),
@@ -405,7 +394,7 @@ _DIFF = Row(
         Case("none", along(3, 0), ONE_DTYPE),
         Case("all digits", of((7, 129)), FLOATS),
         Case("a million", along(1031, 1033, axis=0), LARGE),
-        Case("nan and infinities", _with_nan, FLOATS),
+        Case("nan and infinities", _WITH_NAN, FLOATS),
         Case("elements that lie apart", along(9, 33), strided=True),
     ),
     NUMBERS,
@@ -423,17 +412,11 @@ def _long_rows(draw: Draw) -> Call:
     return call(x, 7)
 
 
-def _largest_with_nan(draw: Draw) -> Call:
-    x = draw.normal(3, 9)
-    x[0, 4], x[1, 2], x[1, 5] = np.nan, np.inf, -np.inf
-    return call(x, 3)
+_LARGEST_WITH_NAN = planted((3, 9), {(0, 4): np.nan, (1, 2): np.inf, (1, 5): -np.inf}, 3)
 
 
 def _values_at_indices(result: Any, made: Call) -> Any:
-    """Replace indices by the values there, and check that no two are the same.
-
-    Any index of equal numbers is right.
-    """
+    """Replace indices by values, as any of equal ones is right; check that the indices differ."""
     values, indices = result
     x = np.asarray(made.arguments[0])
     inside = np.clip(np.asarray(indices), 0, max(0, x.shape[-1] - 1)).astype(np.int64)
@@ -451,7 +434,7 @@ _TOP_K = Row(
         Case("one row", of((17,), 5)),
         Case("equal ones", lambda draw: call(_ties(draw).arguments[0], 3)),
         Case("no rows", of((0, 9), 2)),
-        Case("nan and infinities", _largest_with_nan, FLOATS),
+        Case("nan and infinities", _LARGEST_WITH_NAN, FLOATS),
         Case("of one sign", lambda draw: call(_of_one_sign(draw).arguments[0], 5)),
         Case("infinities alone", lambda draw: call(_infinite(draw).arguments[0], 2), FLOATS),
         Case("all digits", lambda draw: call(_of_near_ones(draw).arguments[0], 4), INTEGERS),

@@ -167,6 +167,20 @@ Make = Callable[[Draw], Call]
 Gives = Callable[[str, Call], tuple[str, ...]]
 
 
+def planted(
+    shape: tuple[int, ...], values: Mapping[tuple[int, ...], float], *others: Any, **options: Any
+) -> Make:
+    """Draw an array with these values at their indices, to be passed before the other arguments."""
+
+    def make(draw: Draw) -> Call:
+        x = draw.normal(*shape)
+        for at, value in values.items():
+            x[at] = value
+        return call(x, *others, **options)
+
+    return make
+
+
 class Case(Record):
     """One call of an op that is worth checking or timing.
 
@@ -183,10 +197,7 @@ class Case(Record):
 
 
 class Benchmark(Record):
-    """A call that is worth timing.
-
-    Tokens are 16,384 where a model reads a text and 1 where it writes one.
-    """
+    """A call that is worth timing: of 16,384 tokens for reading a text, of 1 for writing one."""
 
     name: str
     place: Literal["gpu", "cpu"]

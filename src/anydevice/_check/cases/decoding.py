@@ -27,6 +27,8 @@ from anydevice._check.cases.case import (
     call,
     index,
     per_element,
+    planted,
+    size_of,
 )
 from anydevice._check.cases.layers import HEADS, KV_HEADS, SIZE
 from anydevice._core.engine import LayerConfig
@@ -99,12 +101,7 @@ def _turned_at(places: tuple[int, ...], **options: Any) -> Make:
     return lambda draw: call(draw.normal(1, 3, len(at), 128), at, **options)
 
 
-def _rope_of_nan(draw: Draw) -> Call:
-    x = draw.normal(1, 2, 3, 8)
-    x[0, 0, 1, 2], x[0, 1, 2, 7] = nan, inf
-    return call(x, np.array([1, 2, 3], np.int32))
-
-
+_OF_NAN: Mapping[tuple[int, ...], float] = {(0, 0, 1, 2): nan, (0, 1, 2, 7): inf}
 _ROPE = Row(
     "rope",
     (
@@ -158,7 +155,7 @@ _ROPE = Row(
             _rotate(2, 3, 5, 64, interleaved=True),
             strided=True,
         ),
-        Case("nan and infinities", _rope_of_nan),
+        Case("nan and infinities", planted((1, 2, 3, 8), _OF_NAN, np.array([1, 2, 3], np.int32))),
     ),
     budget=budgets.of_rope,
     inside="float32",  # the angles are, whatever is turned by them
@@ -552,12 +549,6 @@ def _nan_not_chosen(choices: Any, count: int) -> Make:
     return make
 
 
-def _expert_operations(made: Call) -> int:
-    """Count three matrix-vector products for each choice."""
-    _, _, down, chosen, _ = made.arguments
-    return int(6 * np.prod(chosen.shape) * down.shape[1] * down.shape[2])
-
-
 def _expert_bytes(made: Call, result_bytes: int) -> int:
     """Count each expert that can be chosen as read once."""
     x, gate_up, down, chosen, weights = made.arguments
@@ -620,7 +611,8 @@ _EXPERTS = Row(
         "256 tokens, 2 of 8": _mix(256, 2, 8, 1024, 512),
     },
     moved=_expert_bytes,
-    operations=_expert_operations,
+    # Three matrix-vector products for each choice.
+    operations=lambda made: 6 * size_of(made.arguments[3]) * size_of(made.arguments[2][0]),
 )
 
 ATTENTION: tuple[Row, ...] = (_ROPE, _ATTENTION, _CACHE_WRITE, _EXPERTS)

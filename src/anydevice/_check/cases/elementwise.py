@@ -136,10 +136,7 @@ def _two(
 
 
 def _cross(a: Any, b: Any) -> Call:
-    """Return all pairs of elements of the two, contiguous in memory.
-
-    Repeating is checked for itself; here it would only make engines compile one more kernel.
-    """
+    """Return all pairs of elements, contiguous: to broadcast them would compile one more kernel."""
     return call(np.repeat(a, len(b)), np.tile(b, len(a)))
 
 
@@ -208,11 +205,6 @@ def _quotients_of_like(draw: Draw) -> Call:
     """Numbers of all magnitudes by others of about the same: no quotient is too large or small."""
     a = draw.large(7, 129)
     return call(a, (a * draw.positive(7, 129)).astype(a.dtype))
-
-
-def _integer_powers(draw: Draw) -> Call:
-    bases = draw.listed([0.5, -2.0, 3.0, -1.5, 1.0, 0.0, np.inf, -np.inf, np.nan])
-    return _cross(bases, draw.listed([0.0, 1.0, 2.0, 3.0, 5.0]))
 
 
 def _short_integers(draw: Draw) -> Call:
@@ -302,11 +294,6 @@ def _clip_call(*shape: int, **limits: Any) -> Make:
     return lambda draw: call(draw.digits(*shape), **limits)
 
 
-def _clip_by_arrays(draw: Draw) -> Call:
-    low, high = draw.normal(5, 1), draw.normal(7)
-    return call(draw.digits(3, 5, 7), low, high)  # some limits are crossed: the upper one wins
-
-
 _CLIP = Row(
     "clip",
     (
@@ -316,7 +303,10 @@ _CLIP = Row(
         Case("above alone", _clip_call(3, 77, max=0), ONE_DTYPE),
         Case("without limits", _clip_call(3, 77), ONE_DTYPE),
         Case("crossed limits", _clip_call(3, 77, min=1, max=-1)),
-        Case("by arrays", _clip_by_arrays),
+        Case(  # some limits are crossed: the upper one wins
+            "by arrays",
+            lambda draw: call(draw.digits(3, 5, 7), draw.normal(5, 1), draw.normal(7)),
+        ),
         Case("empty", _clip_call(0, 7, min=0, max=1), ONE_DTYPE),
         Case("a million, odd", _clip_call(1031, 1033, min=-1, max=1), LARGE),
         Case("nan, infinities and limits", lambda draw: call(draw.special(), -2, 2), FLOATS),
@@ -414,7 +404,10 @@ ELEMENTWISE: tuple[Row, ...] = (
         budgets.relative(64),
         dtypes=FLOATS,
         kinds=("positive", "normal"),
-        special=_integer_powers,
+        special=lambda draw: _cross(
+            draw.listed([0.5, -2.0, 3.0, -1.5, 1.0, 0.0, np.inf, -np.inf, np.nan]),
+            draw.listed([0.0, 1.0, 2.0, 3.0, 5.0]),
+        ),
         spread=lambda draw: call(draw.uniform(0.01, 30, 7, 129), draw.uniform(-3, 3, 7, 129)),
         denormal=False,
     ),

@@ -274,10 +274,7 @@ def _like(*arguments: Any, count: int = 3, **options: Any) -> Make:
 
 
 def _create(op: str, *arguments: Any, large: tuple[Any, ...], **cases: tuple[Any, ...]) -> Row:
-    """An op that makes an array like another.
-
-    `arguments` are those of the plain case, `large` those of the benchmarks.
-    """
+    """Describe an op that makes an array like another; `large` are a benchmark's arguments."""
     named = (Case(name.replace("_", " "), _like(*given), LARGE) for name, given in cases.items())
     to_float = Case("of another dtype", _like(*arguments, dtype="float16"), INTEGERS)
     return Row(
@@ -502,10 +499,6 @@ def _unchanged_by(make: Make, odd: Sequence[float] = (np.nan, np.inf, -np.inf)) 
     return drawn
 
 
-def _without_velocity(draw: Draw) -> Call:
-    return call(*_states(0)(draw).arguments, None, rate=0.1, decay=0.01)
-
-
 def _adam(
     step: Any,
     shapes: tuple[tuple[int, ...], ...] = _SHAPES,
@@ -545,7 +538,10 @@ UPDATES: tuple[Row, ...] = (
         "update_sgd",
         (
             Case("with momentum", _states(1, rate=0.1, momentum=0.9, decay=0.01)),
-            Case("without velocities", _without_velocity),
+            Case(
+                "without velocities",
+                lambda draw: call(*_states(0)(draw).arguments, None, rate=0.1, decay=0.01),
+            ),
             Case("Nesterov", _states(1, rate=0.1, momentum=0.9, nesterov=True)),
             Case(
                 "Nesterov with decay",
@@ -604,10 +600,7 @@ TABLE: Mapping[str, Row] = {
 
 
 def row_of(op: str) -> Row:
-    """Return the row of an op.
-
-    Raises `ConfigurationError` if there is none: with the name that was meant, or all of them.
-    """
+    """Return the row of an op, or raise `ConfigurationError` with the name that was meant."""
     if op not in TABLE:
         meant = get_close_matches(op, TABLE, 1)
         hint = f"did you mean {meant[0]!r}?" if meant else f"the ops are {', '.join(TABLE)}"
