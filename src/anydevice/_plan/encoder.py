@@ -48,10 +48,7 @@ class Sizes:
         return self.get(other) if value is None and other else value
 
     def size(self, size: Size) -> int:
-        """Return a sum of products of numbers and keys.
-
-        Raises `ConfigurationError` if a key has no value, or one that is no integer.
-        """
+        """Return a sum of products of numbers and keys; raise if a key has no integer."""
         if isinstance(size, int):
             return size
         return sum(prod(map(self._factor, term.split("*"))) for term in size.split("+"))
@@ -83,8 +80,7 @@ class Count(Record):
 def encoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
     """Return the shape of the encoder or encoder–decoder that a config describes.
 
-    Its weights are in `dtype`, or in its own. Raises `ConfigurationError` if a number is missing or
-    wrong, or if the config has a class or an option that the row does not know.
+    Raises `ConfigurationError` for a wrong number, and for a class or an option not in the row.
     """
     sizes = Sizes(config)
     if config.get("quantization_config"):

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import prod
+from operator import floordiv
 from typing import Any
 
 from anydevice._core.record import NOTHING, Record, replace
@@ -509,19 +511,12 @@ def _pair(config: Any, key: str) -> tuple[int, int]:
     return integer(key, high), integer(key, wide)
 
 
-def _patches(config: Any) -> int:
-    """Return the number of patches of a picture."""
-    picture, patch = _pair(config, "image_size"), _pair(config, "patch_size")
-    return (picture[0] // patch[0]) * (picture[1] // patch[1])
-
-
-def _pixels(config: Any) -> int:
-    """Return the number of values in one patch of a picture."""
-    high, wide = _pair(config, "patch_size")
-    return high * wide * int(config.size("num_channels"))
-
-
-_PICTURES: dict[str, Callable[[Any], Any]] = {"patches": _patches, "pixels": _pixels}
+_PICTURES: dict[str, Callable[[Any], Any]] = {
+    "patches": lambda config: (
+        prod(map(floordiv, _pair(config, "image_size"), _pair(config, "patch_size")))
+    ),
+    "pixels": lambda config: prod(_pair(config, "patch_size")) * config.size("num_channels"),
+}
 _PICTURE = {**_BASE, "num_channels": 3, "image_size": 224, "patch_size": 16, "hidden_act": "gelu"}
 _QKV = (linear(H, H, bias="qkv_bias", count=3), linear(H, H))
 

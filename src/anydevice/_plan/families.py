@@ -667,10 +667,7 @@ class ModelShape(LayerStack):
         return self.towers[-1].tokens if fixed else None
 
     def kv_bytes(self, context: int, batch: int = 1, dtype: str | None = None) -> tuple[int, ...]:
-        """Return the bytes of a static cache for `context` tokens, layer by layer.
-
-        `dtype` is that of its elements, the model's own where it is not given.
-        """
+        """Return the bytes of a static cache in `dtype`, by default the model's, for each layer."""
         width = as_dtype(dtype or self.dtype).itemsize
         read = self.source_tokens or context
         crossed = self.cross_elements or (0,) * self.layers
@@ -691,10 +688,7 @@ def rounding(sizes: Iterable[int]) -> int:
     >>> rounding([25 * MIB, 24 * MIB, 1000])
     1048600
     """
-    total = 0
-    for size in sizes:
-        total += block_bytes(size) - size
-    return total
+    return sum(block_bytes(size) - size for size in sizes)
 
 
 def block_bytes(size: int) -> int:
@@ -717,26 +711,17 @@ MOST_LAYERS = 100_000
 
 
 def integer(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
-    """Return `value` as an `int` from `least` to `most`; integers of other libraries count.
-
-    Raises `ConfigurationError` for everything else.
-    """
+    """Return `value` as an `int` from `least` to `most`, else raise `ConfigurationError`."""
     return checks.integer(name, value, least, most)
 
 
 def memory_dtype(spec: object) -> DType:
-    """Return the row of a dtype as people name it where memory is meant: "fp8" is float8_e4m3fn.
-
-    Raises `ConfigurationError` if there is none.
-    """
+    """Return the row of a dtype as people name it where memory is meant: "fp8" is float8_e4m3fn."""
     return as_dtype("float8_e4m3fn" if spec == "fp8" else spec)
 
 
 def float_dtype(name: str, spec: object) -> str:
-    """Return the name of a dtype that weights or a cache can have: a float of 8 bits or more.
-
-    Raises `ConfigurationError` for every other one.
-    """
+    """Return the name of a float of 8 bits or more; raise `ConfigurationError` for others."""
     row = memory_dtype(spec)
     if row.kind != "float" or row.packed:
         raise ConfigurationError(

@@ -103,18 +103,20 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
         return _from_files(model, name)
     if isinstance(model, str | os.PathLike):
         return _from_path(model, name)
-    if isinstance(model, Mapping) and _is_config(model):  # and not a tree of arrays
-        return _from_config(as_config(model), name)
+    if isinstance(model, Mapping):
+        sizes = (model.get(key) for word in _NEEDED for key in NAMES[word])
+        named = "model_type" in model or "architectures" in model
+        if named or any(isinstance(size, int) for size in sizes):  # and not a tree of arrays
+            return _from_config(as_config(model), name)
     if hasattr(model, "to_dict") and hasattr(model, "model_type"):
         return _from_config(as_config(model.to_dict()), name)
     return _from_tree(model, name)
 
 
 def _from_config(config: ModelConfig, dtype: str | None, *, partly: bool = False) -> ModelShape:
-    """Return the shape of the model that a config describes, its weights in `dtype` or its own.
+    """Return the shape of the model that a config describes, with `partly` of its text part.
 
-    Raises `ConfigurationError` if the model, or with `partly` its text part, is not in the tables,
-    and if a number is missing or wrong.
+    Raises `ConfigurationError` if it is not in the tables, or a number is missing or wrong.
     """
     if not config.known:
         known = f"one of the {len(ARCHITECTURES) + len(ENCODERS)} that are known"
@@ -213,13 +215,6 @@ def _from_tree(tree: Any, dtype: str | None) -> ModelShape:
     return replace(measured, assumed=(*measured.assumed, "it is not as its config says"))
 
 
-def _is_config(values: Mapping[Any, Any]) -> bool:
-    if "model_type" in values or "architectures" in values:
-        return True
-    names = (name for word in _NEEDED for name in NAMES[word])
-    return any(isinstance(values.get(name), int) for name in names)
-
-
 class Matrix(Record):
     """`count` matrices of `rows` x `columns`, stored as one tensor, with or without a bias."""
 
@@ -259,10 +254,7 @@ class DecoderSizes(Record):
 
 
 def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
-    """Return the shape of a config's decoder, with its weights in `dtype` or in its own.
-
-    Raises `ConfigurationError` if a number is missing, wrong, or does not go with another.
-    """
+    """Return the shape of a config's decoder; raise `ConfigurationError` for a wrong number."""
     config.check_options(config.architecture.only)
     sizes, row = decoder_sizes(config), config.architecture
     name = dtype or config.dtype
@@ -281,7 +273,10 @@ def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
     experts = layer_experts(config, sizes)
     routed = set(experts.layers) if experts else set()
     sparse = [number in routed for number in range(sizes.layers)]
-    kinds = {kind: _matrices(config, sizes, experts if kind else None) for kind in set(sparse)}
+    attention = _latent_attention(config, sizes) if sizes.latent else _attention(config, sizes)
+    kinds = {False: attention + _network(config, sizes)}
+    if experts:
+        kinds[True] = attention + _expert_matrices(config, experts, sizes.hidden)
     vectors = _vectors(config, sizes)
     head = _head(config, sizes)
     positions = config.number("longest_context") * sizes.hidden if row.positions else 0
@@ -305,8 +300,11 @@ def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
         bias = experts.count if experts and kind and row.router_bias else 0
         size = (elements[kind] + bias) * width
         if quantization:
-            size = _quantized_bytes(kinds[kind], number, quantization, width)
-            size += (vectors + bias) * width
+            size = (vectors + bias) * width
+            for matrix in kinds[kind]:
+                path = f"model.layers.{number}.{matrix.name}"
+                whole = matrix.name == "mlp.gate" or quantization.skips(path)
+                size += matrix.elements * width if whole else matrix.stored(quantization, width)
         layer_bytes.append(size)
     return ModelShape(
         name=str(config.raw.get("_name_or_path") or config.family or "model"),
@@ -417,14 +415,6 @@ def _is_grouped(config: ModelConfig) -> bool:
     return bool(switch and config.get(switch))
 
 
-def _matrices(config: ModelConfig, sizes: DecoderSizes, experts: Experts | None) -> list[Matrix]:
-    """Return the matrices of a layer, with `experts` or without."""
-    attention = _latent_attention(config, sizes) if sizes.latent else _attention(config, sizes)
-    if experts:
-        return attention + _expert_matrices(config, experts, sizes.hidden)
-    return attention + _network(config, sizes)
-
-
 def _attention(config: ModelConfig, sizes: DecoderSizes) -> list[Matrix]:
     row, hidden = config.architecture, sizes.hidden
     queries, keys = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
@@ -523,17 +513,6 @@ def _vectors(config: ModelConfig, sizes: DecoderSizes) -> int:
     return total + sizes.heads * row.sinks
 
 
-def _quantized_bytes(
-    layer: list[Matrix], number: int, quantization: Quantization, width: int
-) -> int:
-    return sum(
-        matrix.elements * width
-        if matrix.name == "mlp.gate" or quantization.skips(f"model.layers.{number}.{matrix.name}")
-        else matrix.stored(quantization, width)
-        for matrix in layer
-    )
-
-
 def _buffers(config: ModelConfig, sizes: DecoderSizes, width: int) -> int:
     """Return the bytes of rotary tables, in 32 bits and two copies each, and of a scalar."""
     row = config.architecture
@@ -609,7 +588,6 @@ class _Tensor(Record):
 
     @property
     def elements(self) -> int:
-        """The number of its elements."""
         return prod(self.sizes)
 
     @property
@@ -632,10 +610,7 @@ class _Tensor(Record):
 
 
 def _tensors_of_tree(tree: Any) -> list[_Tensor]:
-    """Return all arrays of a tree or a `torch.nn.Module`; shared memory counts once.
-
-    Raises `ConfigurationError` if the tree holds no array.
-    """
+    """Return all arrays of a tree or a module; shared memory counts once."""
     # Slow to load, as the reader of files is: a plan of a config.json goes without both.
     from anydevice._arrays.trees.tree import flatten
     from anydevice._machine.engines.registry import owner_of
@@ -664,10 +639,7 @@ def _tensors_of_tree(tree: Any) -> list[_Tensor]:
 
 
 def _tensors_of_files(path: Path) -> list[_Tensor]:
-    """Return the tensors of a safetensors file, a folder or an index, from the headers alone.
-
-    Raises `TransferError` if the files are missing or not valid.
-    """
+    """Return the tensors of safetensors files; raise `TransferError` if these are not valid."""
     from anydevice._formats.safetensors import read_model
 
     return [
@@ -682,7 +654,10 @@ def _shape_from_tensors(tensors: list[_Tensor], dtype: str | None, name: str) ->
     embedding = _first(tensors, _EMBEDDING)
     hidden = embedding.sizes[1] if embedding else 0
     down = _first(tensors, _DOWN)
-    per_token = _cached_per_token(tensors, hidden)
+    keys, fused = _first(tensors, _KEYS), _first(tensors, _FUSED)
+    per_token = 2 * min(keys.sizes) if keys else 0
+    if not keys and fused and hidden:  # queries, keys and values in one matrix: all but the queries
+        per_token = max(0, fused.elements // hidden - hidden)
     assumed = ["weights are those of the tensors; the rest follows from their names and sizes"]
     if not per_token:
         assumed.append("no key projections were found: no key/value cache is counted")
@@ -713,15 +688,6 @@ def _shape_from_tensors(tensors: list[_Tensor], dtype: str | None, name: str) ->
         exact=False,
         assumed=tuple(assumed),
     )
-
-
-def _cached_per_token(tensors: list[_Tensor], hidden: int) -> int:
-    """Return the elements of a token in a layer's cache: its key and its value."""
-    keys, fused = _first(tensors, _KEYS), _first(tensors, _FUSED)
-    if keys is not None:
-        return 2 * min(keys.sizes)
-    # Queries, keys and values in one matrix: all but the queries.
-    return max(0, fused.elements // hidden - hidden) if fused and hidden else 0
 
 
 def _first(tensors: list[_Tensor], pattern: re.Pattern[str]) -> _Tensor | None:

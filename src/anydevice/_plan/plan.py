@@ -46,6 +46,8 @@ _SHARING = ("unified", "host")
 _RECENT = 0.5
 """Seconds for which the free memory that discovery read is not read again."""
 
+_TORCH_NAMES = {"rocm": "cuda", "metal": "mps"}
+
 _looked: tuple[Report, float] | None = None
 
 
@@ -78,13 +80,6 @@ def look_ahead() -> None:
     global _looked
     if kept_report() is None:
         _looked = discover(), time.monotonic()
-
-
-def _cluster_memory(cluster: Cluster) -> tuple[AvailableMemory, ...]:
-    """Return the cards of a cluster as devices of one machine with all memory free."""
-    card, facts = cluster.card, Facts(cluster.card.name)
-    devices = (Device(card.backend, index) for index in range(cluster.cards))
-    return tuple(AvailableMemory(device, card.memory, facts=facts) for device in devices)
 
 
 def available_memory(names: DeviceNames) -> tuple[tuple[AvailableMemory, ...], tuple[str, ...]]:
@@ -280,10 +275,8 @@ def fill(
 ) -> list[LayerRange]:
     """Fill the devices with layers, one device after the other, until none is left.
 
-    `budgets` are the bytes of the devices, `cpus` the positions of the CPU among them. A device
-    that is too small for a single layer gets none. If the last range does not end at the last
-    layer, the model does not fit in this order: no other split has more layers on the first
-    devices.
+    `budgets` are the bytes of the devices, `cpus` the positions of the CPU among them. If the last
+    range does not end at the last layer, the model does not fit in this order.
 
     >>> model = LayeredModel((10,) * 6, (0,) * 6)
     >>> [str(part.layers) for part in fill(model, (25, 5, 100))]
@@ -306,9 +299,7 @@ def holds_all(model: LayeredModel, ranges: Sequence[LayerRange]) -> bool:
 
 
 def spread(model: LayeredModel, budgets: Sequence[int]) -> list[LayerRange] | None:
-    """Fill all devices to the same share of their memory; return `None` if layers do not fit.
-
-    The smallest such share is found by bisection.
+    """Fill all devices to the same smallest share, by bisection; `None` if layers do not fit.
 
     >>> [len(part.layers) for part in spread(LayeredModel((1,) * 12, (0,) * 12), (20, 10)) or ()]
     [8, 4]
@@ -493,7 +484,11 @@ class Plan(RenderedPlan):
         units = torch.module_units(model)
         count = sum(x.numel() for x in model.parameters())
         placements = planned_units(self, [is_layer for _, is_layer in units.values()], count)
-        devices = dict(zip(units, map(_torch_name, placements), strict=True))
+        devices = {}
+        for name, placement in zip(units, placements, strict=True):
+            device = placement.device
+            indexed = f"{_TORCH_NAMES.get(device.backend, device.backend)}:{device.index}"
+            devices[name] = "cpu" if device.kind == "cpu" else indexed
         first = next(iter(devices.values()))
         for name, (unit, is_layer) in units.items():
             if not is_layer and not torch.bytes_of(unit):  # such as rotations, made for all layers
@@ -524,9 +519,6 @@ def plan_inference(
     accelerator is preferred to several, and several to the CPU, which takes the layers that do not
     fit on them. Nothing is loaded and no array library is imported.
 
-    3 % of what a model needs on an accelerator has to be free beside it, because PyTorch's
-    allocator may hold that much more idle than the estimate knows.
-
     >>> from anydevice import testing
     >>> model = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
     ...          "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -549,7 +541,9 @@ def plan_inference(
     )
     if isinstance(devices, Cluster) or (isinstance(devices, str) and names_cluster(devices)):
         cluster = cluster_of(devices)
-        available = _cluster_memory(cluster)
+        card, facts = cluster.card, Facts(cluster.card.name)
+        cards = (Device(card.backend, index) for index in range(cluster.cards))
+        available = tuple(AvailableMemory(each, card.memory, facts=facts) for each in cards)
         notes: tuple[str, ...] = (f"planned for {cluster}, with all of its memory free",)
     else:
         available, notes = available_memory(devices)
@@ -697,10 +691,6 @@ class _Request(Record):
         return Alternative(change, value, assignment.devices, total)
 
 
-_TORCH_NAMES = {"rocm": "cuda", "metal": "mps"}
-"""Backends that PyTorch calls otherwise."""
-
-
 def planned_units(
     plan: Plan, are_layers: Sequence[bool], parameters: int | None
 ) -> list[Placement]:
@@ -728,10 +718,3 @@ def planned_units(
     layers = accumulate(are_layers, initial=-1)
     next(layers)
     return [of_layer[max(layer, 0)] for layer in layers]
-
-
-def _torch_name(placement: Placement) -> str:
-    device = placement.device
-    if device.kind == "cpu":
-        return "cpu"
-    return f"{_TORCH_NAMES.get(device.backend, device.backend)}:{device.index}"

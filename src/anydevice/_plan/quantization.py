@@ -63,7 +63,12 @@ def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantizati
         raise ConfigurationError(f"{source}: quantization_config is not an object", source)
     method = str(values.get("quant_method") or _guess_method(values)).lower()
     rule = _FORMATS.get(method, _unknown)(_Settings(values, f"{source}: quantization_config"))
-    skipped = _skipped_modules(values)
+    skipped = ["lm_head"]  # the head is never quantized
+    for key in ("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers"):
+        entries = values.get(key)
+        if isinstance(entries, Sequence) and not isinstance(entries, str):
+            skipped += [str(entry) for entry in entries]
+    skipped = list(dict.fromkeys(skipped))
     slow = [name for name in skipped if name.startswith("re:") and not _is_quick(name[3:])]
     if slow:
         note = f"patterns of modules left alone are not followed: {', '.join(map(shortened, slow))}"
@@ -114,10 +119,8 @@ def _unknown(config: _Settings) -> Quantization:
         bits = integer(f"{config.source}: bits", bits, most=_MOST_BITS)
     elif not 0 < bits <= _MOST_BITS:
         raise ConfigurationError(f"{config.source}: bits cannot be {bits}", config.source)
-    note = (
-        f"the quantization {method!r} is not one of those known exactly: {bits:g} bits a weight "
-        "and one scale for each 64 of them are assumed"
-    )
+    note = f"the quantization {method!r} is not one of those known exactly: {bits:g} bits a weight "
+    note += "and one scale for each 64 of them are assumed"
 
     def roughly(rows: int, columns: int, width: int) -> int:
         return ceil(rows * columns * bits / 8) + ceil(rows * columns / 64) * width
@@ -189,11 +192,8 @@ def _compressed_tensors(config: _Settings) -> Quantization:
     strategy = scheme.get("strategy") or usual
     down, across = scheme.block("block_structure")
     symmetric = scheme.values.get("symmetric", True)
-    notes = (
-        ("its groups of layers are quantized differently: the first group's way is taken for all",)
-        if len(groups) > 1
-        else ()
-    )
+    note = "its groups of layers are quantized differently: the first group's way is taken for all"
+    notes = (note,) if len(groups) > 1 else ()
 
     def scales(rows: int, columns: int) -> int:
         if strategy in ("group", "tensor_group"):
@@ -225,16 +225,6 @@ def _guess_method(values: Mapping[str, Any]) -> str:
     if values.get("load_in_4bit") or values.get("load_in_8bit"):
         return "bitsandbytes"
     return "unnamed"
-
-
-def _skipped_modules(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the modules that are not quantized: the named ones, and always the head."""
-    named: list[str] = ["lm_head"]
-    for key in ("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers"):
-        entries = values.get(key)
-        if isinstance(entries, Sequence) and not isinstance(entries, str):
-            named += [str(entry) for entry in entries]
-    return tuple(dict.fromkeys(named))
 
 
 def _is_quick(pattern: str) -> bool:

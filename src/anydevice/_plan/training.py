@@ -25,8 +25,7 @@ _BLOCK = 256  # elements that share a scale in 8-bit optimizers
 class OptimizerMemory(Record):
     """The state of an optimizer: `values` numbers for each parameter.
 
-    `temporary` means that its step briefly needs a copy of all parameters, as the libraries'
-    default way of updating many tensors at once does.
+    A `temporary` copy of all parameters is made by a step that updates many tensors at once.
     """
 
     values: int
@@ -182,10 +181,7 @@ def estimate_training(
 
 
 class TrainingStep(Record):
-    """One training step: sequences, tokens of each, the bytes of a parameter and of a product.
-
-    `mixed` keeps 32-bit parameters and casts them for each product, so casts of them are held.
-    """
+    """One training step; `width` are a parameter's bytes, `mixed` holds casts for products."""
 
     batch: int
     tokens: int

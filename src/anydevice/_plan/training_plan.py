@@ -272,10 +272,7 @@ Of llm-foundry's runs on 128 to 512 cards, which were not fitted to, all are wit
 
 
 class StepTime(Record):
-    """The seconds of a step of the optimizer, by what they are spent on.
-
-    `communication` is all of it, `exposed` the part that nothing hides.
-    """
+    """The seconds of a step; `exposed` is the part of `communication` that nothing hides."""
 
     products: float
     attention: float
@@ -571,22 +568,16 @@ class _Ways(Record):
 
     def runs(self, start: TrainingRun, cards: int) -> Iterator[TrainingRun]:
         """Yield the runs on this number of cards, the simplest first."""
-        for strategy, recompute, size in product(
-            self.strategies if cards > 1 else self.strategies[:1],
-            self.recompute,
-            self._micro_batches(start.context, cards),
-        ):
+        most = max(1, _MOST_ROWS // start.context)
+        if self.batch is not None:
+            most = min(most, max(1, self.batch // cards))
+        sizes = [2**power for power in range(most.bit_length())]
+        sizes = sizes if self.micro_batch is None else [self.micro_batch]
+        strategies = self.strategies if cards > 1 else self.strategies[:1]
+        for strategy, recompute, size in product(strategies, self.recompute, sizes):
             times = -(-self.batch // (cards * size)) if self.batch else 1
             way = {"strategy": strategy, "recompute": recompute}
             yield replace(start, **way, micro_batch=size, accumulate=times)
-
-    def _micro_batches(self, context: int, cards: int) -> list[int]:
-        if self.micro_batch is not None:
-            return [self.micro_batch]
-        most = max(1, _MOST_ROWS // context)
-        if self.batch is not None:
-            most = min(most, max(1, self.batch // cards))
-        return [2**power for power in range(most.bit_length())]
 
 
 def _best(

@@ -44,8 +44,12 @@ def measurement_lines(results: Results, width: int | None) -> Iterator[str]:
         if not rows:
             continue
         head, lines = _fit_columns(rows, width)
+        baseline = "   no speed-ups: the CPU was not measured"
+        if rivals := list(dict.fromkeys(row.over for row in rows if row.over)):
+            rival = rivals[0] if len(rivals) == 1 else "the fastest engine of the CPU"
+            baseline = f"   speed-up over {rival}"
         yield ""
-        yield f"{device.device}{_baseline(rows) if 'speed-up' in head else ''}"
+        yield f"{device.device}{baseline if 'speed-up' in head else ''}"
         yield from lines
     for row in results.measurements:
         if row.state == "failed":
@@ -94,13 +98,6 @@ def _measurement_cells(row: Measurement) -> list[str]:
 
 def _name(row: Measurement) -> str:
     return f"{row.op} in {row.dtype} on {row.device} with {row.engine}"
-
-
-def _baseline(rows: Sequence[Measurement]) -> str:
-    rivals = list(dict.fromkeys(row.over for row in rows if row.over))
-    if not rivals:
-        return "   no speed-ups: the CPU was not measured"
-    return f"   speed-up over {rivals[0] if len(rivals) == 1 else 'the fastest engine of the CPU'}"
 
 
 def comparison_lines(comparison: Comparison, name: str) -> Iterator[str]:

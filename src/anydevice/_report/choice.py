@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anydevice._core.choice import MEASUREMENTS, Choice, Step
+from anydevice._core.choice import MEASUREMENTS, Choice
 from anydevice._core.device import Device
 from anydevice._core.text import joined
 
@@ -21,10 +21,7 @@ _ASKERS = {
 
 
 def because(report: Report, choice: Choice) -> str:
-    """Return the reason of the choice, to follow "because"; empty if nothing was chosen.
-
-    If measurements decided the engine, the reason says so.
-    """
+    """Return the reason of the choice, to follow "because"; empty if nothing was chosen."""
     if choice.device is None:
         return ""
     measured = any(step.source == MEASUREMENTS and step.taken for step in choice.steps)
@@ -42,8 +39,16 @@ def _why(report: Report, choice: Choice, device: Device) -> str:
         return "it is the first usable one in the configured order"
     if device.backend != "cpu":
         return "it is the first usable one in the order of backends"
-    passed = [step for step in choice.steps if not step.taken and step.source in _AUTOMATIC]
-    reasons = [reason for step in passed for reason in _passed_over(step, report)]
+    reasons = []
+    for step in choice.steps:
+        if step.taken or step.source not in _AUTOMATIC:
+            continue
+        finding = report[step.asked]
+        if not finding.usable:
+            place = finding.devices[0] if len(finding.devices) == 1 else finding.backend
+            reasons.append(f'{place} stopped at "{finding.stage}"')
+        elif not step.ignored:
+            reasons.append(step.outcome)
     return joined(reasons) or "no accelerator is in this machine"
 
 
@@ -59,14 +64,6 @@ def unmet_wishes(choice: Choice) -> list[str]:
         for step in choice.passed_over
         if step.source not in _AUTOMATIC
     ]
-
-
-def _passed_over(step: Step, report: Report) -> list[str]:
-    finding = report[step.asked]
-    if not finding.usable:
-        place = finding.devices[0] if len(finding.devices) == 1 else finding.backend
-        return [f'{place} stopped at "{finding.stage}"']
-    return [] if step.ignored else [step.outcome]
 
 
 def _asker(source: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from anydevice._core.device import Device
@@ -44,7 +45,6 @@ class Explanation(Record):
         return ", ".join(self.subjects)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the explanation as plain data, ready for JSON."""
         plain = super().to_dict()
         del plain["subjects"]
         return {"subject": self.subject, **plain}
@@ -63,7 +63,6 @@ class Conclusion(Record):
         return not self.unusable and all(self.verdicts)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the conclusion as plain data, ready for JSON."""
         return {
             "healthy": self.healthy,
             "checks": [verdict.to_dict() for verdict in self.verdicts],
@@ -120,10 +119,7 @@ def worth_knowing(
     environment: Mapping[str, str],
     holders: Mapping[Device, Sequence[DeviceProcess]] | None = None,
 ) -> tuple[Explanation, ...]:
-    """Return explanations of surprises that are no faults: occupied memory, slow first calls.
-
-    `holders` has the processes on each device with little free memory.
-    """
+    """Explain what is no fault: slow first calls, and memory that the `holders` occupy."""
     return (
         *_preallocation(report, environment),
         *_memory_in_use(report, holders or {}),
@@ -134,10 +130,7 @@ def worth_knowing(
 def conclude(
     examined: Examination, verdicts: Sequence[Verdict], environment: Mapping[str, str]
 ) -> Conclusion:
-    """Return the conclusion from the verdicts and the rest of the report.
-
-    The verdict on a device that was checked now replaces an earlier one.
-    """
+    """Return the conclusion; a verdict on a device replaces what the report says of it."""
     report = examined.report
     checked = {verdict.device for verdict in verdicts}
     earlier = (each for each in explain(report) if checked.isdisjoint(each.subjects))
@@ -206,16 +199,11 @@ def _preallocation(report: Report, environment: Mapping[str, str]) -> Iterator[E
     on_demand = environment.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() == "platform"
     if not cards or switch in ("false", "0") or on_demand:
         return
-    share = _percent(environment.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ""))
+    share = "75 %"
+    with suppress(ValueError):
+        share = percent(float(environment.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "")))
     taken = f"JAX takes {share} of a card's memory when it starts"
     yield _explanation(tuple(cards), "preallocated_memory", (taken,))
-
-
-def _percent(share: str) -> str:
-    try:
-        return percent(float(share))
-    except ValueError:
-        return "75 %"
 
 
 def has_little_free(device: Device) -> bool:
@@ -233,16 +221,13 @@ def _memory_in_use(
         assert device.status is not None
         facts = device.status.facts
         evidence = [f"{format_size(facts.free_memory)} free of {format_size(facts.total_memory)}"]
-        known = [process for process in holders.get(device, ()) if process.memory]
-        evidence += [_process_text(process, facts.total_memory or 0) for process in known]
+        low, high = (share * (facts.total_memory or 0) for share in _TAKEN_BY_JAX)
+        for process in holders.get(device, ()):
+            if size := process.memory:
+                jax = ", about what JAX takes at its start" if low < size < high else ""
+                name = f"{printable(process.name)} (pid {process.pid})"
+                evidence.append(f"{name} holds {format_size(size)}{jax}")
         yield _explanation((str(device),), "little_memory_free", tuple(evidence))
-
-
-def _process_text(process: DeviceProcess, total: int) -> str:
-    size = process.memory or 0
-    low, high = _TAKEN_BY_JAX
-    jax = ", about what JAX takes at its start" if low * total < size < high * total else ""
-    return f"{printable(process.name)} (pid {process.pid}) holds {format_size(size)}{jax}"
 
 
 def _slow_first_calls(verdicts: Iterable[Verdict]) -> Iterator[Explanation]:

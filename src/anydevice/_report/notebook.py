@@ -61,10 +61,7 @@ def marked(mark: str, text: str, *, good: bool) -> Html:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = (), caption: str = ""
 ) -> Html:
-    """Return a table; columns in `right` are right-aligned, and an empty head is omitted.
-
-    Line ends within a cell are kept.
-    """
+    """Return a table, without an empty head; columns in `right` are right-aligned."""
 
     def table_row(tag: str, cells: Sequence[str]) -> str:
         text = ""

@@ -18,7 +18,7 @@ from anydevice._core.text import (
 )
 from anydevice._plan.estimates import MARGIN, PARTS, part_lines, part_sizes
 from anydevice._plan.families import ModelShape
-from anydevice._plan.plan import Alternative, Placement, Plan
+from anydevice._plan.plan import Placement, Plan
 from anydevice._report import notebook
 from anydevice._report.tables import WIDTH, Paint, plain, table, verdict_lines
 
@@ -38,12 +38,8 @@ _AGAIN = {
     "selective": "recompute every second product",
     "full": "recompute each layer",
 }
+_NO_CHANGE = "No smaller context, batch or dtype makes it fit: it takes more devices."
 _WORDS = {"kv_dtype": "kv-cache in", "dtype": "weights in", "quantization": "layers quantized to"}
-
-
-def plan_text(plan: Plan) -> str:
-    """Return the text of a plan."""
-    return "\n".join(plan_lines(plan))
 
 
 def plan_lines(plan: Plan, width: int | None = None, paint: Paint = plain) -> list[str]:
@@ -146,7 +142,10 @@ def _suggestions(plan: Plan, columns: int, paint: Paint) -> Iterator[str]:
     if plan.alternatives:
         yield from ("", "On fewer devices with:" if plan.fits else "It would fit with:")
         for each in plan.alternatives:
-            yield from wrapped(_alternative_text(each, plan), columns, "  ", "  ")
+            now = getattr(plan.estimate, each.change.replace("quantization", "dtype"))
+            words = f"{_WORDS.get(each.change, each.change)} {each.value} instead of {now}"
+            where = f"{format_size(each.total)}, on {_device_list(each.devices)}"
+            yield from wrapped(f"{words}: {where}", columns, "  ", "  ")
     elif not plan.fits:
         yield from ("", *wrapped(_NO_CHANGE, columns, hanging="  "))
     remarks = [*plan.notes, *plan.estimate.assumed]
@@ -155,17 +154,6 @@ def _suggestions(plan: Plan, columns: int, paint: Paint) -> Iterator[str]:
         for remark in remarks:
             lines = wrapped(f"note: {remark}", columns, hanging="  ")
             yield from (paint(line, "dim") for line in lines)
-
-
-_NO_CHANGE = "No smaller context, batch or dtype makes it fit: it takes more devices."
-
-
-def _alternative_text(each: Alternative, plan: Plan) -> str:
-    now = plan.estimate.dtype
-    if each.change != "quantization":
-        now = getattr(plan.estimate, each.change)
-    words = f"{_WORDS.get(each.change, each.change)} {each.value} instead of {now}"
-    return f"{words}: {format_size(each.total)}, on {_device_list(each.devices)}"
 
 
 def _device_list(devices: Sequence[Device]) -> str:
@@ -178,11 +166,6 @@ def _device_list(devices: Sequence[Device]) -> str:
     if len(names) > 4:
         return f"{names[0]} … {names[-1]}"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def training_text(plan: TrainingPlan) -> str:
-    """Return the text of a plan of a training."""
-    return "\n".join(training_lines(plan))
 
 
 def training_lines(plan: TrainingPlan, width: int | None = None, paint: Paint = plain) -> list[str]:

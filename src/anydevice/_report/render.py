@@ -20,12 +20,12 @@ FORMS = {
     "Device": {"html": "summary.device_html"},
     "Devices": {"html": "summary.devices_html"},
     "History": {"text": "history.text", "html": "history.html", "svg": "history.svg"},
-    "Plan": {"text": "plan.plan_text", "html": "plan.plan_html"},
+    "Plan": {"text": "plan.plan_lines", "html": "plan.plan_html"},
     "ProofOutcome": {"html": "proof.outcome_html"},
     "Report": {"text": "summary.text", "html": "summary.html"},
-    "Table": {"text": "tables.table_text", "html": "notebook.table_block"},
+    "Table": {"text": "tables.table_lines", "html": "notebook.table_block"},
     "Timings": {"text": "benchmark.timings_text", "html": "benchmark.timings_html"},
-    "TrainingPlan": {"text": "plan.training_text", "html": "plan.training_plan_html"},
+    "TrainingPlan": {"text": "plan.training_lines", "html": "plan.training_plan_html"},
     "Verdicts": {"html": "render.verdicts_html"},
 }
 """Functions of a class by form: "text" for terminals, "html" for notebooks, "svg" for files."""
@@ -35,8 +35,8 @@ def render(value: object, form: str) -> str:
     """Return a value as "text", "html" or "svg"; the name of its class says who renders it."""
     names = [kind.__name__ for kind in type(value).__mro__]
     room, _, function = next(FORMS[name] for name in names if name in FORMS)[form].partition(".")
-    text: str = getattr(import_module(f"anydevice._report.{room}"), function)(value)
-    return text
+    text: str | list[str] = getattr(import_module(f"anydevice._report.{room}"), function)(value)
+    return text if isinstance(text, str) else "\n".join(text)
 
 
 def verdicts_html(verdicts: Verdicts) -> str:

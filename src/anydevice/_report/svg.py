@@ -102,9 +102,7 @@ class Axis(Record):
     logarithmic: bool = False
 
     def at(self, value: float) -> float:
-        """Return the pixel of a value, clipped to the ends of the axis.
-
-        An axis of a single value has it in the middle.
+        """Return the pixel of a value, clipped to the axis; a single value is in the middle.
 
         >>> Axis(0.0, 1.0, 100.0, 300.0).at(0.5), Axis(1.0, 100.0, 0.0, 10.0, True).at(10.0)
         (200.0, 5.0)
@@ -178,7 +176,10 @@ def line_chart(
             marked = run if len(curve.points) <= _MAX_MARKS else [run[0], run[-1]]
             for x, y in marked:
                 tooltip = f"{curve.name}, {below} {x:,.6g}: {words(y) if words else f'{y:.6g}'}"
-                parts.append(_mark(number, tooltip, x_axis.at(x), y_axis.at(y)))
+                shape = MARKS[number % len(MARKS)](x_axis.at(x), y_axis.at(y))
+                style = f'class="mark m{number % 6}"'
+                tag = shape[1:].partition(" ")[0]
+                parts.append(f"{shape} {style}><title>{safe(tooltip)}</title></{tag}>")
     return "".join((*parts, "</svg>"))
 
 
@@ -196,10 +197,7 @@ def powers(ends: tuple[float, float]) -> list[float]:
 
 
 def _upright(axis: Axis, ticks: Ticks, top: float, bottom: float, words_at: float) -> Iterator[str]:
-    """Yield grid lines and labels; a label that would overlap its neighbour is omitted.
-
-    The last label is never omitted.
-    """
+    """Yield grid lines, and labels that do not overlap; the last label is never omitted."""
     labels: list[tuple[float, str]] = []
     for value, words in ticks:
         x = axis.at(value)
@@ -231,10 +229,7 @@ def _fitting(words: str, room: float, size: float = _SMALL) -> str:
 
 
 def _below(values: Sequence[float]) -> Ticks:
-    """Return round numbers as ticks of the axis below.
-
-    If all values are integers, such as epochs, the first and the last are ticks too.
-    """
+    """Return round ticks of the axis below; of integers, the first and the last are ticks too."""
     first, last = values[0], values[-1]
     between = [mark for mark in _even(first, last) if first <= mark <= last]
     if all(value == round(value) for value in values):
@@ -299,12 +294,6 @@ def _opening_tag(height: float, title: str, style: str = "") -> str:
 def _text(x: float, y: float, words: str, style: str, anchor: str = "start") -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
     return f'<text {place} class="{style}">{safe(words)}</text>'
-
-
-def _mark(number: int, tooltip: str, x: float, y: float) -> str:
-    shape = MARKS[number % len(MARKS)](x, y)
-    tag = shape[1:].partition(" ")[0]
-    return f'{shape} class="mark m{number % 6}"><title>{safe(tooltip)}</title></{tag}>'
 
 
 def _polygon(*points: tuple[float, float]) -> str:

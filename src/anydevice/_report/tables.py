@@ -53,9 +53,8 @@ def table(
     return render_lines(grid)
 
 
-def table_text(value: Table) -> str:
-    """Return a table as text."""
-    return "\n".join(table(value.head, value.rows, value.right))
+def table_lines(value: Table) -> list[str]:
+    return table(value.head, value.rows, value.right)
 
 
 def render_lines(

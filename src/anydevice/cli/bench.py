@@ -44,20 +44,14 @@ _MEASURING = ("op", "device", "engine", "dtype", "quick", "limit", "save")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_filters(parser)
     per_op = f"for one op on one engine ({LIMIT:g}; {QUICK_LIMIT:g} if quick)"
-    model = (
-        "measure a language model instead: a folder, a GGUF file, or a name in the Hugging Face "
-    )
-    model += "cache; with one --device, --engine and --dtype"
+    model = "measure a language model instead: a folder, a GGUF file, or a name in the Hugging "
+    model += "Face cache; with one --device, --engine and --dtype"
+    lengths = "with --llm: lengths of prompts, such as 512,4k (128, 512)"
     add_options(
         parser,
         ("--limit", "SECONDS", seconds, per_op),
         ("--llm", "MODEL", str, model),
-        (
-            "--context",
-            "TOKENS",
-            _counts,
-            "with --llm: lengths of prompts, such as 512,4k (128, 512)",
-        ),
+        ("--context", "TOKENS", _counts, lengths),
         ("--compare", "FILE", str, "say what got slower since that --json; exit code 1 if so"),
         ("--from", "FILE", str, "measure nothing: show that --json, as with --compare"),
     )

@@ -145,10 +145,7 @@ def _standard_input() -> str:
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the given options by the names of `generate`, which has defaults for the others.
-
-    Raises for wrong values, before a model is loaded.
-    """
+    """Return the given options of `generate`; raise for wrong ones before a model is loaded."""
     from anydevice._llm.sampling import sampling
     from anydevice._llm.text import stop_strings
 

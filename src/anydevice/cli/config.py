@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.json:
         output.json(_as_data(config, origins, request, choice))
         return 0
-    _show_settings([*_wishes(request), *_settings(config, origins)], output)
+    _show_settings(_settings(config, origins, request), output)
     _show_places(output)
     if choice is not None:
         _show_steps(choice, output)
@@ -103,15 +103,11 @@ def _exists(path: Path | None) -> bool:
     return path is not None and os.path.exists(path)  # which never raises
 
 
-def _wishes(request: Request) -> list[Setting]:
-    wishes = [
+def _settings(config: Config, origins: dict[str, str], request: Request) -> list[Setting]:
+    settings = [
         ("device", str(wish), f"{wish.source} {wish.detail}".strip()) for wish in request.wishes
-    ]
-    engine = ("engine", request.engine or "automatic", request.engine_source or "default")
-    return [*(wishes or [("device", "automatic", "default")]), engine]
-
-
-def _settings(config: Config, origins: dict[str, str]) -> list[Setting]:
+    ] or [("device", "automatic", "default")]
+    settings.append(("engine", request.engine or "automatic", request.engine_source or "default"))
     share = config.memory_fraction
     values = {
         "order": ", ".join(config.order) or "the order of backends",
@@ -126,7 +122,9 @@ def _settings(config: Config, origins: dict[str, str]) -> list[Setting]:
     }
     if share is not None:
         values["memory"] += f" ({percent(share)})"
-    return [(name, value, origins.get(name, "default")) for name, value in values.items()]
+    return settings + [
+        (name, value, origins.get(name, "default")) for name, value in values.items()
+    ]
 
 
 def _show_settings(settings: list[Setting], output: Output) -> None:

@@ -33,10 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Check and print; return 1 if a device here is unusable or computes wrongly.
-
-    Settings with which no device can be chosen are an error too.
-    """
+    """Check and print; return 1 for an unusable device, a wrong result, or wrong settings."""
     examined = prepare(discover(), arguments.devices, arguments.engine)
     problem = problem_of(why)
     if arguments.json:

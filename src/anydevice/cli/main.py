@@ -3,11 +3,8 @@
 The module of a command has an `EXAMPLE`, `add_arguments(parser)` if it takes any, and
 `run(arguments, output)`, which prints and returns the exit code.
 
-Exit codes of every command: 0 success; 1 done, and the answer is no: something is wrong, slower,
-refuted or too large for memory; 2 not done: a wrong option, file, name or setting, or an output
-that cannot be written; 130 interrupted; 141 the reader of the output is gone. `prove` also has 3,
-undecided, and `launch` returns the code of the process that failed. docs/troubleshooting.md has the
-same for users.
+`_EXIT_CODES` and docs/troubleshooting.md have the exit codes of every command; `launch` returns
+the code of the process that failed.
 """
 
 from __future__ import annotations

@@ -44,11 +44,7 @@ class Output(Record):
     width: int | None = None
 
     def say(self, *lines: str, whole: bool = False) -> None:
-        """Print lines, broken between words where they are wider than the terminal.
-
-        Where `whole`, they are printed as they are, as what was made to fit is. What the stream
-        cannot encode is written in ASCII.
-        """
+        """Print lines, broken between words to fit the terminal unless they are to stay `whole`."""
         for line in "\n".join(lines).split("\n"):
             for part in fitted(line, None if whole else self.width):
                 self.stream.write(self.showable(part) + "\n")
@@ -195,10 +191,9 @@ def drop(stream: TextIO) -> None:
 
 
 def check_file(path: str | None, *inputs: str | Path | None) -> None:
-    """Raise `TransferError` before the work where its result could not be written to the file.
+    """Raise `TransferError` before the work if its result could not be written to the file.
 
-    Nor may it be one of `inputs`, the files and folders that the command reads, or be in such a
-    folder already.
+    Nor may it be one of `inputs`, which the command reads, or already be in such a folder.
     """
     if path is None:
         return

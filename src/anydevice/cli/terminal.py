@@ -118,8 +118,10 @@ class Screen:
         self._descriptor = output.stream.fileno()
         self._shown: list[str] = []
         self._settings: list[Any] | None = None
-        self.keys = _terminal_of_keys()
+        self.keys: int | None = None
         """The descriptor that keys are read from; `None` if there is none."""
+        with suppress(AttributeError, OSError, ValueError):  # no standard input, or a closed one
+            self.keys = sys.stdin.fileno() if sys.stdin.isatty() else None
 
     def __enter__(self) -> Self:
         self._output.stream.flush()
@@ -170,10 +172,3 @@ class Screen:
         left = text.encode(self._output.stream.encoding or "utf-8", "replace")
         while left:
             left = left[os.write(self._descriptor, left) :]
-
-
-def _terminal_of_keys() -> int | None:
-    try:
-        return sys.stdin.fileno() if sys.stdin.isatty() else None
-    except (AttributeError, OSError, ValueError):  # there is none, or it is closed
-        return None

@@ -82,10 +82,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 class Rows:
-    """Prints a line for each op, as soon as it is decided, below the engine and device.
-
-    `before` is called before anything is printed.
-    """
+    """Prints a line for each op as soon as it is decided, and calls `before` before that."""
 
     def __init__(
         self, output: Output, ops: Iterable[str], before: Callable[[], None] = lambda: None
