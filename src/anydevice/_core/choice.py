@@ -119,10 +119,7 @@ class Choice(Record):
 
 
 def choose(request: Request, findings: Sequence[Finding], free_memory: FreeMemory) -> Choice:
-    """Choose the device for a request, from findings alone; a pure function.
-
-    `free_memory` returns the free bytes of a device; it is called only if they decide.
-    """
+    """Choose a device from findings alone; `free_memory` is called only if it decides."""
     choice = _Case(request, findings, free_memory).follow()
     if choice.device or request.engine is None or request.engine_binding:
         return choice
@@ -283,11 +280,7 @@ def _find_devices(
 
 
 def _of_this_rank(candidates: list[Device], local_rank: int | None) -> list[Device]:
-    """Return this process's own card, if a launcher started one process for each card.
-
-    It depends only on the usable cards, not on free memory, so that no two processes choose the
-    same card.
-    """
+    """Return the local rank's own card, whatever is free: no two processes may share one."""
     cards = [device for device in candidates if device.usable and device.kind != "cpu"]
     cards = [device for device in cards if device.backend == cards[0].backend]
     if local_rank is None or len(cards) < 2:
@@ -314,10 +307,7 @@ def _nothing_named(name: str, findings: Sequence[Finding]) -> list[Reason]:
 
 
 def accelerators_passed_over(findings: Sequence[Finding], engine: str | None = None) -> list[str]:
-    """Return a sentence for every accelerator that was not chosen, or that `engine` cannot use.
-
-    With `engine`, the reason and fix are its library's, if the library is the obstacle.
-    """
+    """Return why each accelerator was not chosen; with `engine`, why its library cannot use it."""
     here = [finding for finding in findings if finding.present and finding.backend != "cpu"]
     statuses = ((d, d.status) for finding in here for d in finding.devices if d.kind != "cpu")
     refused = {

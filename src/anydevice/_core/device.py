@@ -81,10 +81,7 @@ class Device:
     def served_by(
         self, engine: str | None, chosen_by: str | None = None, *, picked: bool = False
     ) -> Device:
-        """Return this device with another engine.
-
-        `picked` means that the engine was not requested: see `engine_is_free`.
-        """
+        """Return this device with another engine; `picked` sets `engine_is_free`."""
         if not chosen_by and (known := self._served.get((engine, picked))):
             return known
         by = chosen_by or self.chosen_by
@@ -143,10 +140,7 @@ class Device:
 
     @property
     def facts(self) -> Facts:
-        """The device's name, memory and versions, with the memory that is free now.
-
-        Raises `DeviceNotFoundError` if this machine has no such device.
-        """
+        """Name, memory, free memory now, and versions; `DeviceNotFoundError` if it is missing."""
         status = self.status
         if status is None:
             raise DeviceNotFoundError(

@@ -99,10 +99,7 @@ class MemoryUse(Record):
 
 
 class Memory(Protocol):
-    """The memory of one library: its use, its limit, and the release of its cache.
-
-    Methods that take a device raise `DeviceNotFoundError` if the library does not see it.
-    """
+    """The memory of one library; a device that it does not see is a `DeviceNotFoundError`."""
 
     def use(self, device: Device) -> MemoryUse | None:
         """Return the memory that the library holds there now; `None` if it keeps no count."""
@@ -224,11 +221,7 @@ class Engine(Protocol):
         """Return the memory of the array; `None` if it is unknown or has no elements."""
 
     def address(self, x: Any) -> int | None:
-        """Return the pointer to the first element, in the memory of the array's device.
-
-        Returns `None` if the elements are not in C order and native byte order, or the library
-        has no pointers.
-        """
+        """Return the pointer to the elements; `None` unless they are in C and native order."""
 
     def view(
         self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
@@ -277,19 +270,13 @@ class Engine(Protocol):
         """Return the product of two matrices, on their device."""
 
     def finish(self, arrays: Any) -> None:
-        """Wait until the array, or each array of a list, is complete.
-
-        From then on its memory may be read from any stream.
-        """
+        """Wait until the arrays are complete: then any stream may read their memory."""
 
     def launch(self, arrays: Sequence[Any]) -> None:
         """Start computing arrays of a lazy library; do not wait."""
 
     def receive(self, arrays: Sequence[Any]) -> None:
-        """Record that this thread's stream uses arrays that another thread made.
-
-        Otherwise a library that reuses memory by stream could reuse it too early.
-        """
+        """Record that this stream uses arrays of another thread, lest they be reused early."""
 
     def synchronize(self, device: Device) -> None:
         """Wait until all work on the device has ended."""
@@ -305,19 +292,11 @@ class Engine(Protocol):
         """
 
     def serial_scope(self) -> AbstractContextManager[object]:
-        """Return a block in which the library computes on the CPU in this thread alone.
-
-        Small operations take longer if threads wait for each other, and much longer if other
-        programs keep the processor busy.
-        """
+        """Return a block of CPU work in this thread: threads slow down small operations."""
 
 
 class _Donation(threading.local):
-    """Whether an update may write its results into its arguments.
-
-    Otherwise it returns new arrays and leaves the old ones alone. If it may, it can do either; the
-    identity of its results shows which.
-    """
+    """Whether an update may, but need not, write its results into its arguments."""
 
     allowed: bool = False
     skip: Array | None = None

@@ -92,11 +92,7 @@ def read_small(path: str | Path, *, limit: int = SMALL, trusted: bool = False) -
 
 
 def open_ordinary(path: str | Path) -> int:
-    """Return the descriptor of an ordinary file, opened for reading; the caller closes it.
-
-    Pipes, devices and folders are refused without waiting. Raises `OSError`; its `strerror` says
-    why.
-    """
+    """Return the descriptor of an ordinary file, to close after use; `OSError` for any other."""
     try:
         _check_ordinary(os.stat(path), path)  # even opening a device may have effects
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -309,11 +305,7 @@ def _still_open(brackets: bytes, deepest: int) -> bytes:
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
-    """Parse a TOML text in UTF-8.
-
-    Raises `ValueError` for any error, as `parse_json` does. A syntax error's message has the
-    line.
-    """
+    """Parse a TOML text in UTF-8; raise `ValueError` for any error, as `parse_json` does."""
     import tomllib
 
     try:
@@ -385,10 +377,7 @@ def is_there(path: Path) -> bool:
 
 
 def check_writable(path: Path) -> None:
-    """Raise the `TransferError` of `write_whole` now, if the file could not be written later.
-
-    Makes the folder if it is missing.
-    """
+    """Raise now if `write_whole` would fail later; makes the folder if it is missing."""
     try:
         target = _target(path)
         new = _unused_name(target)
@@ -412,10 +401,7 @@ def check_folder(path: Path) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Delete files that killed writers of this file left beside it, if possible.
-
-    Files that another process is writing now stay.
-    """
+    """Delete what killed writers of this file left; files that are being written stay."""
     target = Path(os.path.realpath(path))
     left = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}\.part")
     with suppress(OSError):
@@ -438,10 +424,7 @@ def _remove_abandoned(part: Path) -> None:
 
 
 def make_folder(path: Path, *, private: bool = False) -> None:
-    """Make a folder and its missing parents; with `private`, for this user alone.
-
-    Raises `OSError` if that is impossible.
-    """
+    """Make a folder and its parents, if `private` for this user alone; or raise `OSError`."""
     missing = [path, *path.parents]
     first = next((i for i, folder in enumerate(missing) if folder.exists()), len(missing))
     for folder in reversed(missing[:first]):
@@ -451,10 +434,7 @@ def make_folder(path: Path, *, private: bool = False) -> None:
 
 
 def _target(path: Path, *, private: bool = False) -> Path:
-    """Resolve the path to a file, in a folder that is made if it is missing.
-
-    Raises `OSError` if the folder cannot be made, or the file must not be replaced.
-    """
+    """Resolve the path, make its folder, and raise `OSError` if it must not be replaced."""
     try:
         target = Path(os.path.realpath(path))
     except ValueError:

@@ -52,10 +52,7 @@ def lazy_names(
 
 
 def moved_names(module: str, names: Mapping[str, str]) -> Callable[[str], object]:
-    """Return the `__getattr__` of a 0.2 module; its names are now in `anydevice.extend`.
-
-    `names` maps old names to new ones. Every use of an old name warns.
-    """
+    """Return the `__getattr__` of a 0.2 module, which warns and looks in `anydevice.extend`."""
 
     def attribute(name: str) -> object:
         if name not in names:
@@ -74,10 +71,7 @@ def _warn_deprecated(message: str) -> None:
 
 
 class _NoSuchNameError(AttributeError):
-    """A package has no such name; the text, made on demand, may suggest another.
-
-    Python asks a package for each submodule that is imported from it, and ignores the error.
-    """
+    """A missing name; its text is made on demand, as Python ignores it while importing."""
 
     def __init__(self, package: str, wanted: str, names: list[str], hint: Hint) -> None:
         super().__init__(package, wanted)

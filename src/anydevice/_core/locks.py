@@ -173,7 +173,10 @@ class FileLock(_SystemLock):
             super().__exit__()
             raise BlockingIOError(errno.EAGAIN, by) from None
         except OSError:  # not permitted, or a drive without locks
-            self._give_up()
+            with suppress(OSError):
+                if self._descriptor is not None and not os.fstat(self._descriptor).st_size:
+                    self._path.unlink()  # no process has locked it
+            super().__exit__()
             return False
         except BaseException:
             super().__exit__()
@@ -191,12 +194,6 @@ class FileLock(_SystemLock):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
         return True
-
-    def _give_up(self) -> None:
-        with suppress(OSError):
-            if self._descriptor is not None and not os.fstat(self._descriptor).st_size:
-                self._path.unlink()  # no process has locked it
-        super().__exit__()
 
     def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:

@@ -27,10 +27,7 @@ A = TypeVar("A")
 
 
 class PrimitivesOf(Protocol[A]):
-    """The primitives of one engine, with arrays of type `A`.
-
-    The result is on the device of the array `like`.
-    """
+    """The primitives of one engine, on arrays `A`; a result is on the device of `like`."""
 
     # Making
 
@@ -191,7 +188,4 @@ class Compiler(Protocol):
         """Return a description of what `compile` does."""
 
     def keep(self, folder: str) -> str | None:
-        """Keep compiled code across processes in a folder, unless the user has named another.
-
-        Returns the folder that is used; `None` if the library keeps nothing.
-        """
+        """Keep compiled code here unless the user named another folder; return it or `None`."""

@@ -64,10 +64,7 @@ class Windows(NamedTuple):
 
 
 class Trace(Protocol):
-    """The operations of one run of a model, as a library's tracer records them.
-
-    Shapes are NumPy's, with a batch of one example in front.
-    """
+    """The operations of one run of a model; shapes are NumPy's, with a batch of one in front."""
 
     path: str
     """The module that runs now, for errors."""
@@ -273,10 +270,7 @@ class ModuleStrategy(Protocol):
         """Return an optimizer's state, read from a file, in the form that it loads."""
 
     def module_loss(self, loss: Function, batch: Any) -> Any:
-        """Return the loss to differentiate: summed over processes, it is the batch's loss.
-
-        Returns `None` in a process without rows.
-        """
+        """Return this process's part of the batch's loss to differentiate; `None` without rows."""
 
     def module_total(self, value: Any, like: Any) -> Any:
         """Return the loss of a whole batch, given the result of `module_loss`."""

@@ -21,10 +21,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class _FieldsAsSignature:
-    """The signature of a record's class, for `help` and editors.
-
-    Made on demand: importing `inspect` takes longer than defining all records.
-    """
+    """The signature of a record's class, made on demand: importing `inspect` takes long."""
 
     def __get__(self, record: Record | None, kind: type[Record]) -> Signature:
         if record is not None:

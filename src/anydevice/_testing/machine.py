@@ -85,10 +85,7 @@ class Machine:
             yield
 
     def follow_torch(self) -> None:
-        """Have PyTorch's own functions keep to the fake devices, in the thread of the block.
-
-        Called when the block begins, and when PyTorch is first used in it.
-        """
+        """Have PyTorch's own functions keep to the fake devices, in this thread."""
         may = self.driven_by("torch") and not self._follows_torch
         if may and "torch" in sys.modules and threading.get_ident() == self._thread:
             from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes
@@ -150,10 +147,7 @@ class Machine:
         return first
 
     def keep(self, x: Any, engine: str, device: Device, *, is_view: bool = False) -> None:
-        """Remember where an array is, and count it; raises if there is no memory for it.
-
-        Memory that is known already, of which this is a view, stays where it is.
-        """
+        """Record where an array is and count it, unless its memory is known; raise if full."""
         memory = memory_of(x)
         key = id(memory)
         with self._lock.native:

@@ -115,11 +115,7 @@ class JAXDeviceManager:
         return self.default(anydevice.device(engine="jax")).native
 
     def distribute_data(self, data: Any, target_devices: Sequence[Any] | None = None) -> list[Any]:
-        """Split a tree along its first axis, by default over all GPUs, else TPUs, else CPUs.
-
-        An empty `target_devices`, as `gpu_devices[:2]` without a GPU, means the CPUs, with a
-        warning.
-        """
+        """Split a tree's rows over GPUs, else TPUs, else CPUs; empty targets warn and mean CPUs."""
         import jax
 
         targets = list(_native(self.counted()) if target_devices is None else target_devices)

@@ -182,10 +182,7 @@ def warm_up(model: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 class Model(nn.Model):
-    """A `nn.Model` that computes on the backend of the block it is called in, or where it is.
-
-    The copy on the block's backend is kept for further calls.
-    """
+    """A `nn.Model` that computes where it is, or in a block by a copy kept on its backend."""
 
     _copy: tuple[Device, nn.Model] | None = None
 

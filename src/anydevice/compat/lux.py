@@ -191,10 +191,7 @@ class NCCLBackend(AbstractLuxDistributedBackend):
 
 
 class DistributedOptimizer(nn.Optimizer):
-    """An optimizer that averages gradients over all processes, each with as many rows.
-
-    `nn.train(…, devices=mesh)` weighs them by their rows.
-    """
+    """Average gradients over processes with as many rows each; `nn.train` weighs them by rows."""
 
     backend: Any = None
     optimizer: Any = None

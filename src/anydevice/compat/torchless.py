@@ -143,10 +143,7 @@ def init_backend(preference: BackendPreference = BackendPreference.AUTO) -> Back
 
 
 def init_backend_with_memory_check(preference: BackendPreference, required_bytes: int) -> Backend:
-    """Return `init_backend`'s choice among devices with this much free memory.
-
-    `DeviceNotFoundError` gives the free memory of each.
-    """
+    """Choose as `init_backend`, with this much free memory; the error has that of each device."""
     if preference is not BackendPreference.AUTO:
         return Backend(anydevice.device(preference.value, min_free=required_bytes))
     request = make_request(None, engine=None, min_free=required_bytes)

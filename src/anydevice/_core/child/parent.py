@@ -112,11 +112,7 @@ def start(
     environment: Mapping[str, str] | None = None,
     site: bool = False,
 ) -> Question:
-    """Put question `name` to a child.
-
-    `name` is a module in this folder, or a path without its `.py`. `site` gives the child the
-    installed packages, which takes a few milliseconds.
-    """
+    """Put question `name`, a module here or a path without `.py`; `site` adds the packages."""
     problem = _no_interpreter()
     if problem:
         return Question(None, problem)
@@ -375,10 +371,7 @@ def _endless(step: str | None) -> Outcome:
 
 
 def _listen(process: subprocess.Popen[bytes], messages: _Messages, deadline: float) -> None:
-    """Read messages until the outcome arrives or the child ends.
-
-    Raises `TimeoutError` at the deadline.
-    """
+    """Read messages until the outcome or the child's end; `TimeoutError` at the deadline."""
     if os.name != "posix":  # Windows cannot wait for several pipes
         try:
             written, printed = process.communicate(timeout=max(0.0, deadline - time.monotonic()))

@@ -75,10 +75,7 @@ def read_measurements() -> dict[str, dict[str, float]]:
 
 
 def keep_measurements(new: Mapping[str, Times]) -> str | None:
-    """Save measurements by their key; returns a sentence if that fails, else `None`.
-
-    Earlier measurements stay, unless they were taken again.
-    """
+    """Save measurements beside the earlier ones; return a sentence if that fails."""
 
     def merged() -> object:
         saved = read_measurements()

@@ -109,10 +109,7 @@ def _is_conclusive(verdict: Verdict, limit: float) -> bool:
 
 
 def key_of(backend: str, index: int, facts: Facts, engine: str) -> str:
-    """Return the key of a verdict: when any part changes, the verdict no longer counts.
-
-    The library counts with its version and its folder: another environment has another copy.
-    """
+    """Return the key of a verdict; a change of driver, version or folder makes it another."""
     card = facts.uuid or facts.pci_address or f"{facts.name} {index}"
     build = registry.installed(engine)
     library = f"{engine} {build.version} in {build.folder}"

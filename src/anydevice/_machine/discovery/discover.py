@@ -88,10 +88,7 @@ class Report(Record):
 
     @property
     def cards(self) -> tuple[tuple[Device, ...], ...]:
-        """The devices grouped by physical card: a card seen through two backends is one group.
-
-        Grouped only on a trusted identity, a UUID or a PCI address; never by name.
-        """
+        """The devices grouped by physical card, by UUID or PCI address, never by name."""
         groups: list[list[Device]] = []
         for device in self.devices:
             group = next((group for group in groups if _one_card(group[0], device)), None)
@@ -190,10 +187,7 @@ def devices(kind: str | None = None) -> tuple[Device, ...]:
 
 
 def added_backends() -> frozenset[str]:
-    """Return the backends that only a user's own probe knows.
-
-    Empty while discovery is still running.
-    """
+    """Return the backends that only a user's own probe knows; none during discovery."""
     if getattr(_looking, "now", False):
         return frozenset()
     return frozenset(finding.backend for finding in discover()).difference(BACKENDS)

@@ -64,10 +64,7 @@ def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None
 def pairs_among(
     report: Report, names: Sequence[str] = (), engines: Sequence[str] | None = None
 ) -> tuple[tuple[Device, str], ...]:
-    """Return each device with each library that drives it, or those of both that are named.
-
-    Raises as `prepare` does.
-    """
+    """Return each device with each library that drives it, or those named; raises as `prepare`."""
     wanted: Sequence[str | None] = (None,) if engines is None else engines
     return tuple(pair for engine in wanted for pair in prepare(report, names, engine).pairs)
 

@@ -24,10 +24,7 @@ from anydevice._machine.engines.library_settings import virtual_cpus
 
 
 def findings_of(scans: Iterable[BackendScan]) -> tuple[Finding, ...]:
-    """Return a finding for every scan: its devices with their engines, or why none drives them.
-
-    An invalid scan, which a user's own probe may return, is a finding that says so.
-    """
+    """Return a finding for every scan; an invalid one, of a user's probe, is a finding too."""
     verdicts = read_verdicts()
     findings = []
     for scan in scans:
@@ -53,8 +50,9 @@ def _finding(scan: BackendScan, verdicts: Mapping[str, Verdict]) -> Finding:
         Device.seen(scan.backend, raw.index, status)
         for raw, status in zip(scan.devices, statuses, strict=True)
     ]
-    if scan.backend == "cpu":
-        devices += _virtual_cpus(statuses)
+    if scan.backend == "cpu" and statuses and "jax" in statuses[0].engines:
+        only_jax = DeviceStatus(statuses[0].kind, statuses[0].facts, ("jax",))
+        devices += [Device.seen("cpu", index, only_jax) for index in range(1, virtual_cpus())]
     usable = any(status.usable for status in statuses)
     first = next((s for s in statuses if not s.usable), None)
     reasons: tuple[Reason, ...] = ()
@@ -99,7 +97,12 @@ def _status(scan: BackendScan, raw: RawDevice, verdicts: Mapping[str, Verdict]) 
         wrong = [(v.engine, v.reason or unknown) for v in past if not v.right]
         reasons = tuple(replace(reason, text=f"{name}: {reason.text}") for name, reason in wrong)
         return DeviceStatus(kind, facts, (), refusals, past, "compute", reasons, "anydevice doctor")
-    reasons = _library_reasons(scan, refusals)
+    reasons = tuple(r.reason for r in refusals if registry.installed(r.engine).installed)
+    if not reasons:
+        names = scan.engines or tuple(refused.engine for refused in refusals)
+        known = ", ".join(names) or "none is known"
+        text = f"no array library that drives it is installed: {known}"
+        reasons = (Reason("library_missing", text),)
     builds = [registry.installed(refused.engine) for refused in refusals]
     fix = best_fix(scan.backend, facts, builds)
     return DeviceStatus(kind, facts, (), refusals, past, "library", reasons, fix)
@@ -119,21 +122,3 @@ def _drivers(scan: BackendScan, facts: Facts) -> tuple[tuple[str, ...], tuple[Re
         else:
             refusals.append(refused)
     return tuple(names), tuple(refusals)
-
-
-def _library_reasons(scan: BackendScan, refusals: tuple[Refusal, ...]) -> tuple[Reason, ...]:
-    reasons = tuple(r.reason for r in refusals if registry.installed(r.engine).installed)
-    if reasons:
-        return reasons
-    names = scan.engines or tuple(refused.engine for refused in refusals)
-    text = f"no array library that drives it is installed: {', '.join(names) or 'none is known'}"
-    return (Reason("library_missing", text),)
-
-
-def _virtual_cpus(statuses: list[DeviceStatus]) -> list[Device]:
-    """Return the further CPU devices that JAX is set to show; only JAX can use them."""
-    count = virtual_cpus()
-    if count == 1 or not statuses or "jax" not in statuses[0].engines:
-        return []
-    status = DeviceStatus(statuses[0].kind, statuses[0].facts, ("jax",))
-    return [Device.seen("cpu", index, status) for index in range(1, count)]

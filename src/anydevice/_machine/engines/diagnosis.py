@@ -24,10 +24,7 @@ OLDEST_CAPABILITY = {"jax": {12: "5.2", 13: "7.5"}, "cupy": {11: "3.5", 12: "5.0
 
 
 def refusal(build: Build, backend: str, facts: Facts) -> Refusal | None:
-    """Return why `build` cannot drive a device of `backend` with these facts, or `None`.
-
-    The fix is the command that makes this same library drive it, if there is one.
-    """
+    """Return why `build` cannot drive such a device, with the command that helps, or `None`."""
     reason = why_not(build, backend, facts)
     if reason is None:
         return None

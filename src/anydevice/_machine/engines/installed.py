@@ -38,11 +38,7 @@ class _Distribution(Record):
 
 
 def distributions() -> Mapping[str, str]:
-    """Return every installed distribution with its version, under its normalised name.
-
-    Where one is installed twice, the folder that comes first on the search path counts, as it
-    does for `import`.
-    """
+    """Return installed versions by normalised name; the first on the search path counts."""
     versions: dict[str, str] = {}
     for folder, changed in _search_path():
         for distribution in _distributions_in(folder, changed):
@@ -61,11 +57,7 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 
 def package_folder(name: str) -> Path | None:
-    """Return the folder of a top-level package, or `None` if no such package can be imported.
-
-    A folder without code of its own (left behind by an uninstallation, or a project's folder of
-    that name) is not a package.
-    """
+    """Return a package's folder; `None` if it cannot be imported, or has no code of its own."""
     try:
         spec = find_spec(name)
     except (ImportError, ValueError, AttributeError):  # a module that was put there by hand
@@ -150,10 +142,7 @@ _REACH = 1024
 
 
 def read_version(folder: Path) -> dict[str, str] | None:
-    """Return the texts in `torch/version.py` by name; `None` if it cannot be read.
-
-    "cuda" and "hip" are missing where a build leaves a backend out.
-    """
+    """Return the texts in `torch/version.py`, "cuda" and "hip" only if built in; or `None`."""
     try:
         module = ast.parse((folder / "version.py").read_text("utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -171,10 +160,7 @@ def read_version(folder: Path) -> dict[str, str] | None:
 
 @lru_cache(maxsize=8)
 def read_architectures(folder: Path) -> tuple[str, ...]:
-    """Return the architectures compiled in, such as `("sm_80", "sm_90", "compute_90")`.
-
-    Empty where the library or the list in it cannot be found.
-    """
+    """Return the architectures compiled in, such as `("sm_80", "compute_90")`; empty if unknown."""
     for name in _LIBRARIES:
         try:
             with (

@@ -277,10 +277,7 @@ def torch_cuda_started() -> bool:
 
 
 def virtual_cpus() -> int:
-    """Return the number of CPU devices that JAX is set to show; 1 by default.
-
-    Read from the settings, without starting JAX.
-    """
+    """Return how many CPU devices JAX is set to show, 1 by default; does not start JAX."""
     config = getattr(loaded_library("jax"), "config", None)
     count = getattr(config, "jax_num_cpu_devices", None)
     if count is None or count < 1:

@@ -262,11 +262,7 @@ def unknown_engine(name: str) -> str:
 
 @cache
 def load(name: str) -> Engine:
-    """Return the engine of that name; imports its library.
-
-    Raises `UnsupportedError` with what to do where the library is not installed or its import
-    fails.
-    """
+    """Import and return an engine; `UnsupportedError` says what to do if that fails."""
     row, build = row_of(name), require(name)
     try:
         engine: Engine = load_by_name(row.target)
@@ -288,10 +284,7 @@ _forget_loaded = load.cache_clear  # of the function itself, also while a test r
 
 
 def exchange(disguise: Disguise | None) -> Disguise | None:
-    """Have `load` return what the function makes of each engine; returns the one before it.
-
-    For tests. `None` gives the engines themselves again.
-    """
+    """Have `load` disguise each engine, `None` for none, in tests; return the disguise before."""
     global _disguise
     before, _disguise = _disguise, disguise
     _forget_loaded()
@@ -321,10 +314,7 @@ def forget_owners() -> None:
 
 
 def place_of(device: Device) -> Device:
-    """Return the device; for a fake one, the CPU device that stands in for it in a child.
-
-    JAX can be told to show several CPU devices, and then each fake device has one of its own.
-    """
+    """Return the device, or the CPU device that stands in for a fake one in a child."""
     status = device.status
     if status is None or not status.facts.details.get("fake"):
         return device
@@ -333,10 +323,7 @@ def place_of(device: Device) -> Device:
 
 
 def native(device: Device, engine: str) -> Any:
-    """Return the library's own object for a device: `torch.device("cuda", 1)`, a `jax.Device`, …
-
-    Raises `DeviceNotFoundError` if the library does not see the device.
-    """
+    """Return the library's own object for a device; `DeviceNotFoundError` if it sees none."""
     return load(engine).native(device)
 
 

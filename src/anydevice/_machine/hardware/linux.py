@@ -93,10 +93,7 @@ def as_number(text: str | None) -> int | None:
 
 
 def read_table(path: Path | str) -> dict[str, int]:
-    """Return a file of lines "name number", such as `memory.stat`; other lines are ignored.
-
-    A colon after the name is dropped, and a unit "kB" after the number makes it bytes.
-    """
+    """Return the lines "name number" of a file, without colons, "kB" made bytes."""
     table: dict[str, int] = {}
     for name, number, rest in _ROW.findall(read_text(path) or ""):
         table[name.rstrip(":")] = int(number) * 1024 if rest.strip() == "kB" else int(number)
@@ -136,10 +133,7 @@ def in_container(root: Path, environment: Mapping[str, str]) -> bool:
 
 
 def distribution(root: Path) -> tuple[str, ...]:
-    """Return the names of this Linux, its own first and then those it is like.
-
-    They are in lower case, and every SUSE is "suse".
-    """
+    """Return the names of this Linux, in lower case, then those it is like; any SUSE is "suse"."""
     entries: dict[str, str] = {}
     for line in (read_text(root / "etc/os-release") or "").splitlines():
         key, _, value = line.partition("=")
@@ -237,7 +231,11 @@ def name_of(
     process, or to one that has none of these files open.
     """
     if not system.startswith("linux"):
-        return _name_by_psutil(pid)
+        try:
+            process = psutil().Process(pid)
+            return command_name(process.cmdline()) or str(process.name())
+        except Exception:  # gone, hidden, or no psutil: errors of its own, and the system's
+            return f"pid {pid}"
     folder = root / "proc" / str(pid)
     if not os.path.exists(folder) or (opens and _has_open(folder, opens) is False):
         return ELSEWHERE if in_container(root, os.environ) else f"pid {pid}"
@@ -282,14 +280,6 @@ def _has_open(folder: Path, beginnings: tuple[str, ...]) -> bool | None:
     return False
 
 
-def _name_by_psutil(pid: int) -> str:
-    try:
-        process = psutil().Process(pid)
-        return command_name(process.cmdline()) or str(process.name())
-    except Exception:  # gone, hidden, or no psutil: errors of its own, and those of the system
-        return f"pid {pid}"
-
-
 def own_memory(
     root: Path = Path("/"), *, system: str = sys.platform
 ) -> tuple[int | None, int | None]:
@@ -331,11 +321,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class MemoryLimit(Record):
-    """A limit on memory, in bytes, and the file that sets it.
-
-    `free` is what is left of it now, page cache that can be given back included; `None` if the
-    group does not show what it uses.
-    """
+    """A limit in bytes and its file; `free` is left now, with page cache, `None` if unknown."""
 
     limit: int
     free: int | None

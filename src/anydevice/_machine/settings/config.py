@@ -200,10 +200,7 @@ def on_memory(check: CheckMemory, apply: ApplyMemory) -> None:
 
 
 def forget_changes() -> None:
-    """Undo every `configure()` of this process; the settings of the files remain.
-
-    The files take effect again when a device is next chosen.
-    """
+    """Undo every `configure()`; the files take effect when a device is next chosen."""
     global _revision
     with _lock.native:
         limited = "memory" in _changes or "memory" in _applied

@@ -58,10 +58,7 @@ def read_home(path: Path, most: int = LARGEST_SETTINGS) -> bytes:
 
 
 def read_cache(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of the user's cache; empty if there is none.
-
-    A damaged or untrusted file is empty, too, with a warning.
-    """
+    """Return the JSON object in a cache file; empty if missing, or with a warning if damaged."""
     try:
         values = parse_json(read_home(path, LARGEST_CACHE))
         if isinstance(values, dict):
@@ -81,10 +78,7 @@ def read_cache(path: Path) -> dict[str, Any]:
 
 
 def write_cache(path: Path, name: str, make: Callable[[], object]) -> str | None:
-    """Write the JSON object that `make` returns to a file of the user's cache.
-
-    No other process writes the file meanwhile. Returns a sentence with `name` if that fails.
-    """
+    """Write what `make` returns to a cache file, locked; return a sentence if that fails."""
     import json  # only needed to write
 
     try:
@@ -96,10 +90,7 @@ def write_cache(path: Path, name: str, make: Callable[[], object]) -> str | None
 
 
 def new_project_file() -> Path:
-    """Return the project's file; where there is none yet, its place in the working directory.
-
-    Raises `OSError` if the working directory was deleted.
-    """
+    """Return the project's file or its place here; `OSError` if the directory was deleted."""
     return project_file() or (fake[0] or Path.cwd().resolve()) / FILE_NAME
 
 
@@ -114,10 +105,7 @@ def verdicts_file() -> Path:
 
 
 def compiled_folder(engine: str) -> Path | None:
-    """Return the folder of an engine's compiled code; it exists, for this user alone.
-
-    `None`, with a warning, if that is impossible or somebody else could put code there.
-    """
+    """Return an engine's private folder of compiled code; `None`, with a warning, if unsafe."""
     home = _home("user_cache_dir")
     folder = home / "compiled" / engine
     if home == NO_HOME:
@@ -142,10 +130,7 @@ def compiled_folder(engine: str) -> Path | None:
 
 @contextmanager
 def fake_project(folder: Path) -> Iterator[None]:
-    """Hide the project's file while the block runs, for tests; a new one is made in `folder`.
-
-    A file that is made elsewhere in the block counts too.
-    """
+    """Hide the project's file in a block of a test; one made there, or in `folder`, counts."""
     global fake
     before, path = fake, project_file()
     fake = (folder, before[1] | ({path} if path else set()))

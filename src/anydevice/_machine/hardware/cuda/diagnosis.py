@@ -91,7 +91,11 @@ def interpret(answers: Answers) -> BackendScan:
 def _from_nvml(
     answers: Answers, cards: Sequence[CudaCard], devices: tuple[Facts, ...]
 ) -> BackendScan:
-    notes = _lost_cards(answers.nvml)
+    notes = tuple(
+        f"card {index}: {_describe_fault(nvml_fault(row['error']['code']), row['error'])}"
+        for index, row in enumerate(answers.nvml.answer["cards"])
+        if row["error"] is not None
+    )
     selected, hidden_because = select(cards, answers.visible)
     if devices:
         shown = in_order_of_driver(cards, devices)
@@ -284,15 +288,6 @@ def _sees_none(outcome: Outcome | None) -> bool:
     if error is None:
         return not outcome.answer["devices"]
     return error["code"] in (_NO_DEVICE, _INVALID_DEVICE)
-
-
-def _lost_cards(nvml: Outcome) -> tuple[str, ...]:
-    """Return a sentence for each card that NVML counts and cannot read."""
-    return tuple(
-        f"card {index}: {_describe_fault(nvml_fault(row['error']['code']), row['error'])}"
-        for index, row in enumerate(nvml.answer["cards"])
-        if row["error"] is not None
-    )
 
 
 def _no_answer(who: str, outcome: Outcome, around: Surroundings) -> Reason | None:

@@ -181,10 +181,7 @@ def registered_drivers(loader: Loader | None, machine: OpenCLMachine) -> tuple[D
 
 
 def alone(driver: Driver, machine: OpenCLMachine, folder: Path) -> dict[str, str]:
-    """Variables under which either family of loader loads this driver and no other.
-
-    Writes a file into `folder`, which must be empty.
-    """
+    """Return variables that load this driver alone; writes a file into the empty `folder`."""
     (folder / "only.icd").write_text(driver.library + "\n")
     hidden = ("OCL_ICD_FILENAMES", "OPENCL_VENDOR_PATH")
     settings = {name: value for name, value in machine.environment.items() if name not in hidden}

@@ -45,10 +45,7 @@ _INSTALL = {
 
 
 class AmdMachine(Record):
-    """The files and permissions to read: those of the machine, or of a recording.
-
-    `cards` are the PCI addresses of AMD's cards.
-    """
+    """The files and permissions of the machine or a recording; `cards` are PCI addresses."""
 
     root: Path
     environment: Mapping[str, str]

@@ -169,13 +169,17 @@ def _gpu(folder: Path, properties: dict[str, int], root: Path) -> Gpu:
         for name in linux.names_in(folder / "mem_banks")
     ]
     banks = [table for table in tables if table.get("heap_type") in _FRAME_BUFFERS]
+    address = pci_address(properties.get("location_id", 0), properties.get("domain", 0))
+    if not os.path.exists(root / linux.DEVICES / address):
+        # A divided card counts its partitions in the function, though all of them are function 0.
+        address = f"{address[:-1]}0"
     unique = properties.get("unique_id", 0)
     minor = properties.get("drm_render_minor", 0)
     return Gpu(
         node=int(folder.name),
         architecture=gfx_name(properties.get("gfx_target_version", 0)),
         device_id=properties.get("device_id", 0),
-        pci_address=_address_on_bus(properties, root),
+        pci_address=address,
         uuid=f"GPU-{unique:016x}" if unique else None,
         render_minor=minor if minor > 0 else None,
         pool=sum(t.get("size_in_bytes", 0) for t in banks) or None,
@@ -205,14 +209,6 @@ def pci_address(location: int, domain: int) -> str:
     """
     bus, device, function = location >> 8 & 0xFF, location >> 3 & 0x1F, location & 7
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
-
-
-def _address_on_bus(properties: dict[str, int], root: Path) -> str:
-    address = pci_address(properties.get("location_id", 0), properties.get("domain", 0))
-    if os.path.exists(root / linux.DEVICES / address):
-        return address
-    # A divided card counts its partitions in the function, though all of them are function 0.
-    return f"{address[:-1]}0"
 
 
 _VERSION = re.compile(r"\d+(?:\.\d+)+")

@@ -28,10 +28,7 @@ _SHORTEST, _LONGEST = len("GPU-") + 1, len("GPU-") + 16
 
 
 class Visible(Record):
-    """The GPUs that are left, as positions in the list that was given, in the order of programs.
-
-    Where nothing is left, `reason` says which variable did that.
-    """
+    """Positions of the visible GPUs in order; `reason` is the variable that hid them all."""
 
     positions: tuple[int, ...]
     reason: Reason | None = None
