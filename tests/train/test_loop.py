@@ -20,7 +20,7 @@ from anydevice._compile.versions import Compilers
 from anydevice._core.device import Device
 from anydevice._train import stepper as stepping
 from anydevice._train import training
-from anydevice._train.progress import TrainingProgress
+from anydevice._train.history import TrainingProgress
 from tests.train.conftest import on_step
 
 X = np.random.default_rng(0).normal(size=(24, 2)).astype(np.float32)
@@ -169,7 +169,7 @@ def shown_text(shown: TrainingProgress) -> str:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Lets the time of the bar go on by so many seconds."""
     now = [100.0]
-    monkeypatch.setattr("anydevice._train.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("anydevice._train.history.time.monotonic", lambda: now[0])
 
     def go_on(seconds: float) -> None:
         now[0] += seconds

@@ -14,8 +14,7 @@ from safetensors.numpy import save_file
 import anydevice
 from anydevice import nn
 from anydevice._core import progress as bars
-from anydevice._train.history import Epoch, History
-from anydevice._train.progress import TrainingProgress
+from anydevice._train.history import Epoch, History, TrainingProgress
 
 X = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
 

@@ -24,8 +24,7 @@ from anydevice._core.text import clock
 from anydevice._core.trees import leaves
 from anydevice._train import training
 from anydevice._train.batches import checked_data, placed_batches
-from anydevice._train.history import Epoch
-from anydevice._train.progress import TrainingProgress
+from anydevice._train.history import Epoch, TrainingProgress
 from anydevice._train.step_config import default_optimize
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
 from tests.comparing import assert_close, assert_same_bits, assert_same_integers, rounding
@@ -297,13 +296,13 @@ def test_small_steps_by_torch_run_in_one_thread_and_no_others_do() -> None:
 def test_a_slow_compilation_is_said_in_a_line_where_there_is_no_bar(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("anydevice._train.progress._SLOW", 0.0)
+    monkeypatch.setattr("anydevice._train.history._SLOW", 0.0)
     here, line = cpu("jax"), "jax is compiling the training step, which may take a minute"
     trained(here, optimize="default")
     assert capsys.readouterr().err.count(line) == 1
     trained(here, optimize="default", progress=False)
     trained(here, optimize="none")
-    monkeypatch.setattr("anydevice._train.progress._SLOW", 60.0)
+    monkeypatch.setattr("anydevice._train.history._SLOW", 60.0)
     trained(here, optimize="default")
     assert line not in capsys.readouterr().err
     timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]

@@ -1,7 +1,8 @@
 """The shape of a model, given as a file, a folder, a config, a module, a tree or numbers.
 
-A decoder is counted from its config, matrix by matrix (`encoder` has all others). Without a config
-the bytes of the tensors are exact, and layers, heads and vocabulary follow from their names.
+A decoder is counted from its config, matrix by matrix (`encoder_families` has all others).
+Without a config the bytes of the tensors are exact, and layers, heads and vocabulary follow from
+their names.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ from anydevice._plan.config import (
     locate,
     read_config,
 )
-from anydevice._plan.encoder import encoder_shape
-from anydevice._plan.encoder_families import ENCODERS
+from anydevice._plan.encoder_families import ENCODERS, encoder_shape
 from anydevice._plan.families import (
     ARCHITECTURES,
     DENSE,

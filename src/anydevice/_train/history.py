@@ -1,14 +1,22 @@
-"""The history of a training: its epochs as values, as a table, and as a plot."""
+"""The epochs of a training: as a bar or lines while they run, then as a table and a plot."""
 
 from __future__ import annotations
 
+import math
 import os
+import sys
+import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from contextlib import suppress
+from math import ceil
+from threading import Timer
+from typing import Any, Self
 
 from anydevice._core import hooks
 from anydevice._core.files import check_folder, expanded, write_whole
+from anydevice._core.progress import ProgressBar, columns_of, in_notebook
 from anydevice._core.record import Record, as_dict
+from anydevice._core.text import clock
 from anydevice.errors import ConfigurationError
 
 
@@ -105,3 +113,157 @@ class History(tuple[Epoch, ...]):
         if not self:
             raise ConfigurationError("there is nothing to draw: no epoch has ended", source="path")
         write_whole(target, [hooks.render(self, "svg").encode()])
+
+
+_NARROW = 100
+"""Terminal width below which the bar is shortened, to leave room for the text."""
+
+_SLOW = 4.0
+"""Seconds of compiling after which a line is printed if there is no bar."""
+
+_MOST_LINES = 100
+"""Maximum number of epoch lines without a bar; of more epochs, evenly spaced ones are printed."""
+
+_STEPS_BEFORE_FORECAST = 5
+"""Batches before the time left is estimated."""
+
+
+class TrainingProgress:
+    """A bar on the error stream while the block runs, on a terminal or in a notebook.
+
+    `wanted` forces the bar on or off. Without a bar, each epoch is a line, and so is a slow
+    compilation, once, unless `wanted` is false.
+    """
+
+    def __init__(
+        self, epochs: int, length: int | None, done: int, wanted: bool | None = None
+    ) -> None:
+        self._epochs, self._length, self._done = epochs, length, done
+        self._first_tell: tuple[float, int, int] | None = None
+        self._doing, self._ending = "starting", ""
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._notebook = wanted is not False and in_notebook()
+        self._shown = not self._notebook and (terminal if wanted is None else wanted)
+        barred = terminal or self._notebook
+        self._prints = not barred and wanted is None and sys.stderr is not None
+        self._slow: Timer | None = None
+        self._columns = columns_of(sys.stderr) if self._shown else _NARROW
+        self._width = 24 if self._columns >= _NARROW else 10
+        stream = sys.stderr if self._shown else None
+        self._bar = ProgressBar(stream, colour=terminal, width=self._width, notebook=self._notebook)
+
+    def __enter__(self) -> Self:
+        self._show(self._done, [])
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.compiled()
+        self._bar.__exit__(*error)
+
+    def learned(self, length: int) -> None:
+        """Set the number of batches in an epoch."""
+        self._length = length
+
+    def compiles(self, epoch: int, engine: str) -> None:
+        """Show that an engine compiles the step that begins, or print a line if it is slow."""
+        self._doing = "compiling"
+        self._show(self._done, [(f"epoch {epoch}/{self._epochs}", 0)])
+        if self._prints and self._slow is None:
+            text = f"{engine} is compiling the training step, which may take a minute; "
+            self._slow = Timer(_SLOW, say, [f"{text}optimize='none' starts at once"])
+            self._slow.daemon = True
+            self._slow.start()
+
+    def compiled(self) -> None:
+        """Note that the compiled step has ended."""
+        if self._slow is not None:
+            self._slow.cancel()
+
+    def ended(self, epoch: Epoch) -> None:
+        """Note the end of an epoch; without a bar, print a line."""
+        last = epoch.epoch == self._epochs
+        if self._prints and (last or epoch.epoch % ceil(self._epochs / _MOST_LINES) == 0):
+            say(_line(epoch, self._epochs))
+
+    def ends(self, text: str) -> None:
+        """Show when the training will end, on the bar or the error stream.
+
+        Signal handlers call this, so it avoids Python's streams, which may be in use.
+        """
+        self._ending = text
+        if self._shown:
+            self._show(self._done, [])
+        elif sys.stderr is not None:
+            with suppress(OSError, ValueError):
+                os.write(sys.stderr.fileno(), f"{text}\n".encode())
+
+    def tell(
+        self, epoch: int, position: int, loss: float | None, rate: float, examples: int
+    ) -> None:
+        """Show the batch of the epoch, and the total number of examples trained on.
+
+        Speed and time left count from the first call: the time before is mostly compiling.
+        """
+        self._doing = ""
+        done = (epoch - 1) * self._length + position if self._length else epoch - 1
+        now = time.monotonic()
+        self._first_tell = self._first_tell or (now, examples, done)
+        began, passed, first = self._first_tell
+        seconds = now - began
+        words = [(f"epoch {epoch}/{self._epochs}", 0)]
+        if not math.isnan(rate):  # an optimizer of another library may not report it
+            words.append((f"rate {rate:.3g}", 4))
+        if loss is not None:
+            words.insert(1, (f"loss {loss:.4g}", 1))
+        if seconds > 0 and examples > passed:
+            words.append((f"{(examples - passed) / seconds:,.0f} examples/s", 3))
+        if self._length and done - first >= _STEPS_BEFORE_FORECAST:
+            left = (self._total() - done) * seconds / (done - first)
+            words.append((f"{clock(left)} left", 2))
+        self._show(done, words)
+
+    def _total(self) -> int:
+        return self._epochs * (self._length or 1)
+
+    def _show(self, done: int, words: list[tuple[str, int]]) -> None:
+        """Show the bar with as many words as fit; each has a rank, and low ranks come first."""
+        total = self._total()
+        self._done = min(done, total)
+        if self._ending:
+            words = [(self._ending, 0)]
+        elif self._doing:
+            words = [*words, (self._doing, 1)]
+        taken = self._width + 2 * len(str(total)) + 1 + len("0:00:00") + 3
+        self._bar.tell(self._done, total, fitted(words, self._columns - taken))
+
+
+def say(line: str) -> None:
+    """Print a line on the error stream."""
+    with suppress(OSError, ValueError):  # the stream may be closed by now
+        print(line, file=sys.stderr, flush=True)
+
+
+def _line(epoch: Epoch, epochs: int) -> str:
+    """Return the numbers of an epoch in a line.
+
+    >>> from anydevice._train.history import Epoch
+    >>> _line(Epoch(3, 0.21437, 0.25, 1e-3, 300, 4.21), 10)
+    'epoch 3/10  loss 0.2144  validation 0.25  rate 0.001  4.2 s'
+    """
+    numbers = {"loss": epoch.loss, "validation": epoch.validation, **(epoch.metrics or {})}
+    words = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
+    if not math.isnan(epoch.rate):
+        words.append(f"rate {epoch.rate:.3g}")
+    return "  ".join([f"epoch {epoch.epoch}/{epochs}", *words, f"{epoch.seconds:.1f} s"])
+
+
+def fitted(words: list[tuple[str, int]], room: int) -> str:
+    """Return the words in order, dropping the highest ranks until the rest fits.
+
+    >>> fitted([("epoch 1/2", 0), ("rate 0.1", 4), ("1:15 left", 2)], 20)
+    'epoch 1/2  1:15 left'
+    """
+    rest = list(words)
+    while sum(len(text) + 2 for text, _ in rest) - 2 > room and len(rest) > 1:
+        rest.remove(max(rest, key=lambda word: word[1]))
+    return "  ".join(text for text, _ in rest)

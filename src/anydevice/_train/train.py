@@ -49,10 +49,9 @@ from anydevice._train.callbacks import Callback, TrainingEvent, callbacks_of, st
 from anydevice._train.checkpoint import LoopState, is_checkpoint, sole_training
 from anydevice._train.data_parallel import mesh_of
 from anydevice._train.failures import check_shape, explain_error, wrong_batch
-from anydevice._train.history import Epoch, History
+from anydevice._train.history import Epoch, History, TrainingProgress, say
 from anydevice._train.metrics import Metric, Specs, metrics_of
 from anydevice._train.pipeline import pipeline_reason
-from anydevice._train.progress import TrainingProgress, say
 from anydevice._train.step_config import copied, default_optimize
 from anydevice._train.training import PathLike, Training
 from anydevice.errors import AnyDeviceError, ConfigurationError
