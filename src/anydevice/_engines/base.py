@@ -189,10 +189,7 @@ class BaseEngine(Engine):
 
 
 class BaseMemory:
-    """Memory that a library takes from the system and does not count.
-
-    The base class for libraries that count: they override `use`, and whatever else they can do.
-    """
+    """Memory of a library that does not count it; those that count override `use` and more."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -337,11 +334,7 @@ def compiled_for_each(
     static: Sequence[str],
     compile_one: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """Return the function, compiled once for each set of values of its static arguments.
-
-    Raises `ConfigurationError` for arguments that the function does not have, and when it is
-    called with values that cannot be hashed.
-    """
+    """Return the function, compiled once for each set of values of its static arguments."""
     check_names(function, static)
     whole = signature(function)
     parameters = whole.parameters

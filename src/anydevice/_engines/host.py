@@ -42,10 +42,7 @@ def lacking(library: str, dtype: DType) -> UnsupportedError:
 
 
 def plain(x: Array) -> Array:
-    """Return the array in C order, native byte order and aligned, copied only if needed.
-
-    Raises `UnsupportedError` if it has a mask, or a dtype that no device has.
-    """
+    """Return the array in C order, native byte order and aligned, copied only if needed."""
     _refuse_what_is_lost(x)
     if x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative:
         return np.asarray(x)
@@ -59,7 +56,7 @@ def private(x: Array) -> Array:
 
 
 def _refuse_what_is_lost(x: Array) -> None:
-    known_dtype(x.dtype)
+    known_dtype(x.dtype)  # raises if no device has it
     if isinstance(x, np.ma.MaskedArray):
         raise Absent(
             "a masked array would lose its mask", instead="call its filled() method first"

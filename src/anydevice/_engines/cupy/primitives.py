@@ -42,20 +42,12 @@ def _there(function: Callable[..., ndarray]) -> Callable[..., Any]:
 
 def _one(function: Callable[[ndarray], ndarray]) -> Callable[..., Any]:
     """Return a function of one array that is computed in `float32` for 16-bit numbers."""
-
-    def call(x: ndarray) -> Any:
-        return function(_wide(x)).astype(x.dtype, copy=False)
-
-    return _there(call)
+    return _there(lambda x: function(_wide(x)).astype(x.dtype, copy=False))
 
 
 def _two(function: Callable[[ndarray, ndarray], ndarray]) -> Callable[..., Any]:
     """Return a function of two arrays, or of an array and a number that takes over its dtype."""
-
-    def call(a: ndarray, b: ndarray) -> Any:
-        return function(*_alike(a, b))
-
-    return _there(call)
+    return _there(lambda a, b: function(*_alike(a, b)))
 
 
 def _extreme(on_host: Callable[..., Any], function: Callable[..., ndarray]) -> Callable[..., Any]:

@@ -52,10 +52,7 @@ class JaxAutodiff:
         return jax.lax.stop_gradient(x)
 
     def checkpoint(self, function: Callable[..., Array]) -> Callable[..., Any]:
-        """See the protocol.
-
-        `jax.checkpoint` has no effect on the CPU: XLA drops the barrier and merges the two runs.
-        """
+        """See the protocol. With `jax.checkpoint`, XLA on the CPU would merge the two runs."""
 
         @wraps(function)
         def run_again(*arguments: Any, **named: Any) -> Any:
@@ -98,7 +95,10 @@ def _backward(
         def never(inputs: list[Array], slopes: list[Array]) -> list[Array]:
             return [jnp.zeros_like(inputs[at]) for at in floating]
 
-        return lax.cond(_true(slopes), gradients, never, inputs, slopes)
+        # True in a way that the compiler cannot see: a number times 0 is never above 1.
+        numbers = [x for x in slopes if x.size and jnp.issubdtype(x.dtype, jnp.inexact)]
+        true = jnp.logical_not(numbers[0].ravel()[0] * 0 > 1) if numbers else True
+        return lax.cond(true, gradients, never, inputs, slopes)
 
     if any(isinstance(slope, jax.core.Tracer) for slope in slopes):
         result = lax.platform_dependent(inputs, slopes, cpu=in_branch, default=behind_barrier)
@@ -118,12 +118,6 @@ def _with(values: list[Array], places: list[int], others: list[Array]) -> list[A
     for at, value in zip(places, others, strict=True):
         changed[at] = value
     return changed
-
-
-def _true(slopes: list[Array]) -> Any:
-    """Return true in a way that the compiler cannot see: a number times 0 is never above 1."""
-    numbers = [x for x in slopes if x.size and jnp.issubdtype(x.dtype, jnp.inexact)]
-    return jnp.logical_not(numbers[0].ravel()[0] * 0 > 1) if numbers else True
 
 
 AUTODIFF: Autodiff = JaxAutodiff()

@@ -28,10 +28,7 @@ _KEEP_ALL = {
 }
 
 KEPT = 2**30
-"""The most bytes of compiled code that stay in the folder from process to process.
-
-JAX has such a limit (jax_compilation_cache_max_size) only if `filelock` is installed.
-"""
+"""The most bytes of compiled code that stay in the folder; JAX's own limit needs `filelock`."""
 
 _LOOKED = "looked"
 """The file whose time is that of the last entry that was checked."""
@@ -46,10 +43,7 @@ class JaxCompiler:
     """Whole functions by `jax.jit`."""
 
     def compile(self, function: Callable[..., Array], **named: Any) -> Callable[..., Any]:
-        """See the protocol. Values of `static` arguments must be hashable.
-
-        The call deletes a donated array. JAX compiles whole functions or nothing.
-        """
+        """See the protocol. JAX compiles whole functions or nothing, and deletes donated arrays."""
         options = CompileOptions(**named)
         static, donate = tuple(options.static), tuple(options.donate)
         effort = {"compiler_options": dict(_MOST)} if options.max_effort else {}

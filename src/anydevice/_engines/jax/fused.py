@@ -116,11 +116,6 @@ def _layernorm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array
     return (y if bias is None else y + bias.astype(y.dtype)).astype(x.dtype)
 
 
-def _rope(x: Array, positions: Array, *options: Any) -> Array:
-    theta, interleaved, scaling, *_ = options
-    return _rotate(x, positions, theta, interleaved) if scaling is None else NotImplemented
-
-
 @compiled(2, 3)
 def _rotate(x: Array, positions: Array, theta: float, interleaved: bool) -> Array:
     size = x.shape[-1]
@@ -212,10 +207,7 @@ def _all_keys(options: Any, q: Array, k: Array, v: Array, *others: Array | None)
 def _by_block(
     options: Any, q: Array, k: Array, v: Array, lengths: Array | None, sinks: Array | None
 ) -> Array:
-    """Attend to the valid keys of a cache block by block, in time for the text's length.
-
-    Online softmax (Milakov and Gimelshein 2018).
-    """
+    """Attend to the valid keys of a cache by block: online softmax (Milakov, Gimelshein 2018)."""
     scale, window, soft_cap = options
     (batch, heads, _, size), (_, kv_heads, keys, _) = q.shape, k.shape
     product, kind = _product_like(q), wide(q).dtype
@@ -328,9 +320,7 @@ def _each(stacks: Array, numbers: Array, blocks: Array, between: Function) -> Ar
 def _through(matrices: Array, rows: Array, between: Function) -> Array:
     """Apply n experts to rows (n, rows, hidden)."""
     gate_up, down, bias, last_bias = matrices
-    precision = jax.lax.Precision.HIGHEST if rows.dtype.itemsize > 2 else None
-    kind = wide(rows).dtype
-    product = partial(jnp.einsum, "nri,noi->nro", precision=precision, preferred_element_type=kind)
+    product, kind = partial(_product_like(rows), "nri,noi->nro"), wide(rows).dtype
     both = product(rows, gate_up)
     both = both if bias is None else both + bias.astype(kind)[:, None]
     inner = between(*jnp.split(both, 2, -1)).astype(rows.dtype)
@@ -400,18 +390,14 @@ def _avg_pool2d(x: Array, size: Pair, stride: Pair | None) -> Array:
     return (total / (size[0] * size[1])).astype(x.dtype)
 
 
-# XLA finds the largest of a window again for the gradient, with four further arrays of places, and
-# then scatters. Where windows do not overlap, each element has one window, so the gradient is a
-# plain choice: the window's where the element is its first largest, else zero. It is written with
-# the channels last, where XLA puts them for convolutions, so that neighbours are done together.
+# For the gradient, XLA finds the largest again and scatters. Where windows do not overlap, it is a
+# plain choice: the window's where the element is its first largest, else zero. The channels are
+# last, where XLA puts them for convolutions, so that neighbours are done together.
 
 
 @compiled(1, 2)
 def _max_pool2d(x: Array, size: Pair, stride: Pair) -> Array:
-    """Return the largest of each window of (batch, channels, height, width); NaN is the largest.
-
-    Of several that are the largest, the first one gets the gradient.
-    """
+    """Return the largest of each window, NaN above all; the first of equals has the gradient."""
     if size == stride and math.prod(size) <= _MOST_PLACES:
         return _largest_of_disjoint(x, size)
     return _window_max(x, size, stride)
@@ -564,7 +550,9 @@ FUSED: Mapping[str, Function] = {
     "argmax": compiled(1)(PRIMITIVES.argmax),
     "rmsnorm": _rmsnorm,
     "layernorm": _layernorm,
-    "rope": _rope,
+    "rope": lambda x, positions, theta, interleaved, scaling, *_: (
+        _rotate(x, positions, theta, interleaved) if scaling is None else NotImplemented
+    ),
     "attention": _attention,
     "experts": _experts,
     "embedding": compiled()(lambda weight, ids: PRIMITIVES.take(weight, ids, 0)),

@@ -26,11 +26,7 @@ class JaxMemory(BaseMemory):
     """
 
     def use(self, device: Device) -> MemoryUse | None:
-        """Return the bytes of XLA's allocator; `None` for the CPU, where it does not count.
-
-        On a GPU JAX takes all that it may hold at its start, unless told otherwise: `reserved` is
-        that, `preallocated` is true, and `in_use` is what arrays need of it.
-        """
+        """Return the bytes of XLA's allocator; `None` for the CPU, where it does not count."""
         target = ENGINE.native(device)
         counted = target.memory_stats()  # nothing on the CPU
         if not counted:
@@ -41,6 +37,7 @@ class JaxMemory(BaseMemory):
             reserved=max(in_use, counted.get("pool_bytes") or counted.get("bytes_reserved") or 0),
             peak=counted.get("peak_bytes_in_use"),
             limit=counted.get("bytes_limit") or None,
+            # Unless told otherwise, JAX takes all that it may hold of a GPU at its start.
             preallocated=target.platform == "gpu" and _preallocates(),
         )
 

@@ -22,11 +22,7 @@ _NUMBERS = (bool, int, float)
 
 
 def _one_program(function: Callable[..., Array], static: Sequence[int] = ()) -> Callable[..., Any]:
-    """Compile the function as one program; the arguments at these positions are constants.
-
-    It starts in less time than the functions of `jax.numpy`, most of which are Python around one
-    or several programs.
-    """
+    """Compile as one program, which starts faster than `jax.numpy`; `static` are constants."""
     program: Callable[..., Any] = jax.jit(function, static_argnums=tuple(static), inline=True)
     return program
 
@@ -34,10 +30,6 @@ def _one_program(function: Callable[..., Array], static: Sequence[int] = ()) -> 
 def _two(function: Callable[[Array, Array], Array]) -> Callable[..., Any]:
     """Return the primitive of two arrays, or of an array and a number."""
     return lambda a, b: function(*_pair(a, b))
-
-
-def _two_compiled(function: Callable[[Array, Array], Array]) -> Callable[..., Any]:
-    return _two(_one_program(lambda a, b: function(a, b)))
 
 
 _transpose = _one_program(lambda x, axes: jnp.transpose(x, axes), [1])
@@ -91,7 +83,9 @@ def _extreme(function: Callable[..., Array]) -> Callable[..., Any]:
 
 
 class JaxPrimitives(
-    BasePrimitives[Array], one=functions_of(jnp), two=functions_of(jnp, _two_compiled)
+    BasePrimitives[Array],
+    one=functions_of(jnp),
+    two=functions_of(jnp, lambda function: _two(_one_program(lambda a, b: function(a, b)))),
 ):
     """Every primitive over `Array`."""
 

@@ -111,10 +111,6 @@ class MlxEngine(BaseEngine):
     def separate(self, stacked: mx.array) -> list[mx.array]:
         return [mx.contiguous(row) for row in stacked]
 
-    def matmul(self, a: mx.array, b: mx.array) -> mx.array:
-        """Return the product, on MLX's default device: `default_scope` sets another one."""
-        return mx.matmul(a, b)
-
     def finish(self, arrays: Any) -> None:
         mx.eval(arrays)
 

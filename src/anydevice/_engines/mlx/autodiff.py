@@ -52,10 +52,7 @@ class MlxAutodiff:
         return run
 
     def together(self, tree: Any) -> Any:
-        """See the protocol.
-
-        MLX would compute gradients by weights last, and hold their inputs until then.
-        """
+        """See the protocol. MLX would compute gradients by weights last, and hold their inputs."""
         arrays = leaves(tree)
         floating = [at for at, x in enumerate(arrays) if mx.issubdtype(x.dtype, mx.floating)]
         joined: Any = _together(*[arrays[at] for at in floating])
@@ -69,9 +66,7 @@ def _together(*arrays: mx.array) -> Any:
     return arrays
 
 
-@_together.vjp
-def _gradients_together(arrays: mx.array, gradients: mx.array, results: Any) -> Any:
-    return mx.depends(gradients, gradients)
+_together.vjp(lambda arrays, gradients, results: mx.depends(gradients, gradients))
 
 
 AUTODIFF: Autodiff = MlxAutodiff()

@@ -26,12 +26,6 @@ _MAX_SCORES = 1 << 26
 """Scores that may be in memory together on a CPU."""
 
 
-def _softmax(x: mx.array, axis: int) -> mx.array:
-    if not x.size or x.dtype == _FLOAT64:
-        return NotImplemented
-    return mx.softmax(x, axis=axis, precise=True)
-
-
 def _norm(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """Return MLX's norm, where it has enough digits: of 16-bit numbers, on a GPU alone."""
 
@@ -204,12 +198,6 @@ def _wide(x: mx.array) -> mx.array:
     return x.astype(_FLOAT32) if x.dtype in _HALF else x
 
 
-def _prod(x: mx.array, axes: tuple[int, ...], keepdims: bool) -> mx.array:
-    if not x.size:
-        return NotImplemented
-    return mx.prod(_wide(x), axis=axes, keepdims=keepdims).astype(x.dtype)
-
-
 def _truths(
     function: Callable[..., mx.array], x: mx.array, axes: tuple[int, ...], keepdims: bool
 ) -> mx.array:
@@ -238,10 +226,16 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     "pad": lambda x, widths, value: mx.pad(
         x, list(widths), constant_values=mx.array(value, dtype=x.dtype)
     ),
-    "prod": _prod,
+    "prod": lambda x, axes, keepdims: (
+        mx.prod(_wide(x), axis=axes, keepdims=keepdims).astype(x.dtype)
+        if x.size
+        else NotImplemented
+    ),
     "rmsnorm": _norm(mx.fast.rms_norm),
     "round": mx.round,
-    "softmax": _softmax,
+    "softmax": lambda x, axis: (
+        mx.softmax(x, axis=axis, precise=True) if x.size and x.dtype != _FLOAT64 else NotImplemented
+    ),
     "sort": _sort,
     "stack": lambda arrays, axis: mx.stack(list(arrays), axis=axis),
 }

@@ -37,10 +37,7 @@ class MlxMemory(BaseMemory):
         mx.reset_peak_memory()
 
     def set_limit(self, device: Device, limit: int | None) -> None:
-        """Limit what MLX holds in all.
-
-        New arrays beyond it are refused. Results of computations are not: MLX goes on beyond it.
-        """
+        """Limit what MLX holds: new arrays beyond it are refused, results of computations not."""
         ENGINE.native(device)
         set_memory_limit(limit)
 

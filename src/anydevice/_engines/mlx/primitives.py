@@ -1,8 +1,4 @@
-"""The primitives on MLX.
-
-Operations run on MLX's default device, as all of MLX's do: an array lies in memory that every
-device of the library sees.
-"""
+"""The primitives on MLX. They run on its default device: every device sees an array's memory."""
 
 from __future__ import annotations
 
@@ -174,12 +170,10 @@ class MlxPrimitives(BasePrimitives[mx.array], one=functions_of(mx), two=function
         return mx.equal(safe, indices), safe
 
     def write(self, x: mx.array, new: mx.array, positions: mx.array) -> mx.array:
-        """See the protocol. One row for each batch goes into the memory of `x`.
-
-        Not under a gradient by `AUTODIFF`; `mx.grad` itself refuses the write in place.
-        """
+        """See the protocol. One row for each batch goes into the memory of `x`."""
         positions = _as_index(positions)
         inside = mx.logical_and(positions >= 0, positions < x.shape[2])
+        # `under_way` knows of gradients by `AUTODIFF`; `mx.grad` refuses the write in place.
         if new.shape[2] == 1 and x.size and not getattr(under_way, "gradients", 0):
             return _written_in_place(x, new, positions, inside)
         # MLX would write into foreign memory: what is out of range goes to a row of its own.
@@ -219,14 +213,8 @@ def _cos_in_full(x: mx.array) -> mx.array:
     return (1 - square) / (1 + square)
 
 
-@_sin_in_full.vjp
-def _slope_of_sin(x: mx.array, change: Any, _: Any) -> mx.array:
-    return change * _cos_in_full(x)
-
-
-@_cos_in_full.vjp
-def _slope_of_cos(x: mx.array, change: Any, _: Any) -> mx.array:
-    return -change * _sin_in_full(x)
+_sin_in_full.vjp(lambda x, change, _: change * _cos_in_full(x))
+_cos_in_full.vjp(lambda x, change, _: -change * _sin_in_full(x))
 
 
 def _of_nothing(

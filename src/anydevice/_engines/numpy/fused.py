@@ -1,7 +1,4 @@
-"""NumPy's own versions of composite ops: a few rows at a time, within the processor's cache.
-
-The definitions make an array of full size for each step, and wait for memory.
-"""
+"""NumPy's own versions of composite ops: a few rows at a time, within the processor's cache."""
 
 from __future__ import annotations
 

@@ -71,11 +71,7 @@ class LimitReachedError(cl.MemoryError):  # type: ignore[misc]  # PyOpenCL's is 
 
 
 class Pool:
-    """The memory of one context.
-
-    A new buffer is filled at once, which waits for the queue: a device that is full says so here,
-    not in the middle of a computation.
-    """
+    """The memory of one context; a new buffer is filled at once, so a full device says so here."""
 
     def __init__(self, queue: cl.CommandQueue) -> None:
         allocator = cl_tools.ImmediateAllocator(queue)
@@ -104,11 +100,7 @@ class Pool:
         self._peak = self.in_use
 
     def allocate(self, size: int) -> Any:
-        """Return a buffer of at least this size.
-
-        Raises `LimitReachedError` beyond the limit, and PyOpenCL's error if the device is full,
-        after unused buffers were given back.
-        """
+        """Return a buffer; raises `LimitReachedError`, or PyOpenCL's error for a full device."""
         with self._lock.native:
             data = self._within_limits(size) if limits else self._pool.allocate(size)
             self._peak = max(self._peak, self._pool.active_bytes)
@@ -142,14 +134,11 @@ class Pool:
         )
 
     def _reuse(self, size: int, needed: int) -> Any:
-        """Return an unused buffer that fits, or `None`.
-
-        PyOpenCL does not tell which sizes it keeps. If it makes a new buffer, that is dropped: for
-        a moment, the limit is exceeded.
-        """
+        """Return an unused buffer that fits, or `None`."""
         before = self.held
         if not self._pool.held_blocks or before - self.in_use < needed:
             return None
+        # PyOpenCL does not tell what it keeps: a new buffer exceeds the limit for a moment.
         data = self._pool.allocate(size)
         return data if self.held <= before else None
 

@@ -37,10 +37,7 @@ from anydevice._engines.primitives import BasePrimitives
 
 
 def computed(operation: str, *operands: Any) -> Any:
-    """Compute an elementwise operation on arrays, or on an array and numbers.
-
-    Raises `UnsupportedError` for several dtypes, or one without the operation.
-    """
+    """Compute an elementwise operation; raises `UnsupportedError` for a dtype that lacks it."""
     arrays = [x for x in operands if isinstance(x, Array)]
     dtype, context = same_dtype(operation, *arrays), arrays[0].context
     number = number_of(dtype, context)

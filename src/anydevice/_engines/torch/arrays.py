@@ -127,11 +127,18 @@ class TorchEngine(BaseEngine):
         if dtype not in NATIVE:
             raise lacking("PyTorch", dtype)
         try:
-            if target.type == "cuda":
-                return _allocate_unused(shape, NATIVE[dtype], target)
-            return torch.empty(shape, dtype=NATIVE[dtype], device=target)
+            if target.type != "cuda":
+                return torch.empty(shape, dtype=NATIVE[dtype], device=target)
         except TypeError as error:  # Metal has fewer dtypes than the CPU
             raise lacking(f"PyTorch on {device}", dtype) from error
+        # PyTorch reuses memory freed on a stream for that stream, before the work there has ended.
+        # For a stream without work, it waits for the streams that were recorded.
+        if target not in _idle_streams:
+            _idle_streams[target] = torch.cuda.Stream(target)
+        with torch.cuda.stream(_idle_streams[target]):
+            made = torch.empty(shape, dtype=NATIVE[dtype], device=target)
+        made.record_stream(torch.cuda.current_stream(target))
+        return made
 
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Tensor:
         target = self.native(device)
@@ -192,9 +199,6 @@ class TorchEngine(BaseEngine):
             return rows
         return [row.clone() for row in stacked]
 
-    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        return torch.matmul(a, b)
-
     def finish(self, arrays: Any) -> None:
         several = arrays if isinstance(arrays, list | tuple) else (arrays,)
         for device in {x.device for x in several}:
@@ -238,20 +242,6 @@ class TorchEngine(BaseEngine):
 def _stands_for_another(x: Tensor) -> bool:
     """Whether the tensor is fake, or wrapped by a transformation of `torch.func`."""
     return isinstance(x, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(x)
-
-
-def _allocate_unused(shape: tuple[int, ...], dtype: torch.dtype, target: torch.device) -> Tensor:
-    """Return a tensor whose memory no work on the current stream can still be using.
-
-    PyTorch reuses memory freed on a stream for that stream, before the work there has ended. For a
-    stream without work, it waits for the streams that were recorded.
-    """
-    if target not in _idle_streams:
-        _idle_streams[target] = torch.cuda.Stream(target)
-    with torch.cuda.stream(_idle_streams[target]):
-        made = torch.empty(shape, dtype=dtype, device=target)
-    made.record_stream(torch.cuda.current_stream(target))
-    return made
 
 
 @cache

@@ -33,18 +33,16 @@ def experts(
     limit: float,
 ) -> Tensor:  # fmt: skip
     """Return the op of that name, in bfloat16 on a card that has a kernel for grouped products."""
-    if x.dtype is not torch.bfloat16 or not _has_kernel(x.device):
-        return NotImplemented
-    if not is_eager(x, gate_up, down, chosen, weights):
-        return NotImplemented
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():  # not tried in a CUDA graph
-        return NotImplemented
-    if not (_is_aligned(gate_up) and _is_aligned(down)):
-        return NotImplemented
     tokens, choices, count = len(x), chosen.numel(), len(gate_up)
-    if not (choices and gate_up.numel() and down.numel()):
-        return NotImplemented
-    if tokens <= _FEW_TOKENS and choices >= 2 * count:
+    if (
+        x.dtype is not torch.bfloat16
+        or not _has_kernel(x.device)
+        or not is_eager(x, gate_up, down, chosen, weights)
+        or (x.is_cuda and torch.cuda.is_current_stream_capturing())  # not tried in a CUDA graph
+        or not (_is_aligned(gate_up) and _is_aligned(down))
+        or not (choices and gate_up.numel() and down.numel())
+        or (tokens <= _FEW_TOKENS and choices >= 2 * count)
+    ):
         return NotImplemented
     block = max(_FEW_TOKENS, _MOST_BETWEEN * tokens // (choices * gate_up.shape[1]))
     parts = [

@@ -193,11 +193,6 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return -picked.mean()
 
 
-def _batch_norm(x: Tensor, *arrays: Any) -> Tensor:
-    *statistics, eps = arrays
-    return torch.batch_norm(x, *_as_wide(statistics), False, 0.0, eps, _FOR_GPUS)
-
-
 def _batch_norm_training(x: Tensor, *arrays: Any) -> Any:
     *statistics, eps, momentum = arrays
     weight, bias, mean, variance = _as_wide(statistics)
@@ -335,10 +330,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Te
 
 
 def _of_groups(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float | None) -> Tensor:
-    """Attend with the query heads of one key head as rows of one matrix.
-
-    No key is copied, and kernels without grouped heads serve, too.
-    """
+    """Attend with the heads of one key head as rows of one matrix: any kernel serves, no copy."""
     batch, heads, queries, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     groups = heads // kv_heads
@@ -577,7 +569,9 @@ _OWN: dict[str, Function] = {
     "leaky_relu": F.leaky_relu,
     "rmsnorm": _rmsnorm,
     "layernorm": _layernorm,
-    "batch_norm": _batch_norm,
+    "batch_norm": lambda x, *others: torch.batch_norm(
+        x, *_as_wide(others[:-1]), False, 0.0, others[-1], _FOR_GPUS
+    ),
     "batch_norm_training": _batch_norm_training,
     "attention": attention,
     "experts": experts,

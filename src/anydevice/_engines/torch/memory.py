@@ -77,7 +77,11 @@ class TorchMemory(BaseMemory):
         else:
             _limits[device] = limit
         if target.type == "mps":
-            _limit_metal(device)
+            # Without a limit, PyTorch's own share of what Metal recommends; beyond 2 it refuses.
+            share = float(os.environ.get("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "1.7"))
+            if limit is not None:
+                share = min(2.0, limit / torch.mps.recommended_max_memory())
+            torch.mps.set_per_process_memory_fraction(share)
         else:
             # At once where CUDA has started; else when it does, with what is the limit then.
             torch.cuda._lazy_call(lambda: _limit_card(device, target))
@@ -112,15 +116,6 @@ def _limit_card(device: Device, target: Any) -> None:
         share = min(1.0, limit / torch.cuda.get_device_properties(target).total_memory)
     if share is not None:  # a limit that was lifted before the GPU started has changed nothing
         torch.cuda.set_per_process_memory_fraction(share, target)
-
-
-def _limit_metal(device: Device) -> None:
-    total = torch.mps.recommended_max_memory()
-    limit = _limits.get(device)
-    # Without a limit, PyTorch's own share of what Metal recommends; more than twice is refused.
-    own = float(os.environ.get("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "1.7"))
-    share = own if limit is None else min(2.0, limit / total)
-    torch.mps.set_per_process_memory_fraction(share)
 
 
 MEMORY: Memory = TorchMemory(ENGINE)

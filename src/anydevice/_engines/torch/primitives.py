@@ -23,11 +23,7 @@ _THEIRS = {row.name: theirs for row, theirs in NATIVE.items()}
 
 def _two(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
     """Return the primitive of two arrays, or of an array and a number."""
-
-    def call(a: Tensor, b: Tensor) -> Any:
-        return function(*_pair(a, b))
-
-    return call
+    return lambda a, b: function(*_pair(a, b))
 
 
 def _two_arrays(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:

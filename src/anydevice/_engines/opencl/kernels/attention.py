@@ -106,9 +106,14 @@ def _run(
         kind = number_of(dtype_of(lengths), context)
         arguments += (lengths.base_data, buffers.offset_of(lengths), *buffers.strides_of(lengths))
     if mask is not None:
-        across = _mask_strides(mask, (batch, heads, queries, keys))
+        shape = (batch, heads, queries, keys)
+        if mask.ndim == 2:  # (batch, keys): all heads and queries alike
+            of_batch, of_key = buffers.broadcast_strides(mask, (batch, keys))
+            across: Ints = (of_batch, 0, 0, of_key)
+        else:
+            across = buffers.broadcast_strides(mask, shape)
         arguments += (mask.base_data, buffers.offset_of(mask), *across)
-        far = max(far, extent(buffers.offset_of(mask), (batch, heads, queries, keys), across))
+        far = max(far, extent(buffers.offset_of(mask), shape, across))
     places = (size, *starts, *(step for strides in steps for step in strides))
     variant = Variant(
         number, size, heads // k.shape[1], mask is not None, kind,
@@ -116,13 +121,6 @@ def _run(
     )  # fmt: skip
     arrays = [x for x in (q, k, v, lengths, mask) if x is not None]
     _start(variant, out, keys, arguments, arrays)
-
-
-def _mask_strides(mask: Array, shape: Ints) -> Ints:
-    if mask.ndim == 2:  # (batch, keys): all heads and queries alike
-        batch, keys = buffers.broadcast_strides(mask, (shape[0], shape[3]))
-        return batch, 0, 0, keys
-    return buffers.broadcast_strides(mask, shape)
 
 
 def _start(

@@ -70,10 +70,7 @@ def _reading_of_indices(indices: Array, strides: Ints) -> Reading:
 
 
 def write(x: Array, new: Array, positions: Array) -> Array:
-    """Return `x` (batch, heads, keys, size) with rows replaced: in place, or in a copy of a view.
-
-    Raises `ValueError` if the shapes do not fit.
-    """
+    """Replace rows of `x`, in a copy if it is a view; raises `ValueError` if shapes do not fit."""
     batch, heads, keys, size = x.shape
     tokens = new.shape[2]
     if new.shape != (batch, heads, tokens, size) or positions.shape != (batch, tokens):

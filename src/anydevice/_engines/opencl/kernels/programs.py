@@ -230,11 +230,7 @@ _BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
 def number_of(dtype: DType, context: cl.Context) -> Number:
-    """Return how the device of a context computes with a dtype.
-
-    Raises `UnsupportedError` for complex and 8-bit floating dtypes, and for `float64` where the
-    device has none or its driver fails with it.
-    """
+    """Return how the device computes with a dtype; raises `UnsupportedError` if it does not."""
     number = _NUMBERS.get(dtype.name)
     if number is None:
         raise no_dtype(f"OpenCL computes with no {dtype}", "convert the array before it is placed")

@@ -37,10 +37,7 @@ class DecodeTile(Record):
 
 
 def decode_tile(pairs: int, keys: int, size: int, processors: int, shared: int) -> DecodeTile:
-    """Return the fastest measured tile for `pairs` of batch and key head.
-
-    `processors` is how many programs run side by side, `shared` the fast memory of each.
-    """
+    """Return the fastest measured for `pairs` of batch and key head, within `shared` bytes each."""
     if pairs * triton.cdiv(keys, 64) <= 4 * processors:
         return DecodeTile(triton.cdiv(keys, 64), 64 if size <= 128 else 32, 4, 1)
     parts = max(1, processors // pairs)

@@ -38,8 +38,7 @@ def start(
 def overlapping(device: torch.device) -> dict[str, Any]:
     """Return the options of a kernel that may begin before the one ahead of it has ended.
 
-    It waits for that one before it touches its results, which hides the time of the start. NVIDIA's
-    devices can from compute capability 9.0 on.
+    It waits for that one before it touches its results, which hides the time of the start.
     """
     cuda = device.type == "cuda" and not torch.version.hip
     if not cuda or torch.cuda.get_device_capability(device) < (9,):

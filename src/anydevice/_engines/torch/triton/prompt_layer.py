@@ -78,10 +78,7 @@ def prompt_layer(
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Attention of tokens (rows, heads, tokens, size) to each other, up to themselves.
-
-    Choosing among PyTorch's kernels takes longer on the host than some of them on the device.
-    """
+    """Attend causally to (rows, heads, tokens, size); PyTorch takes long to choose a kernel."""
     if q.shape[3] not in (64, 128) or not _prefers_cudnn(q.device):
         return causal_attention(q, k, v, scale)
     return torch.ops.aten._scaled_dot_product_cudnn_attention(

@@ -95,10 +95,7 @@ def _rmsnorm_long_row(
 
 
 def softmax_tile(columns: int, itemsize: int, shared: int, warps: int = 32) -> RowTile:
-    """Return the fastest measured for rows of this length.
-
-    `shared` is the fast memory that a program can have, `warps` the most of them that it can.
-    """
+    """Return the fastest measured within `shared` bytes of fast memory and `warps` a program."""
     width = triton.next_power_of_2(max(columns, 1))
     size = width * itemsize
     if width >= 16384 and size <= LONGEST_ROW and 2 * size + 1024 <= shared:
