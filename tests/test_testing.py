@@ -57,9 +57,7 @@ def two_cards(library: str) -> Iterator[str]:
 
 
 @pytest.mark.needs("torch")
-def test_numpy_drives_a_fake_card_only_where_nothing_else_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_numpy_drives_a_fake_card_if_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
     with testing.fake_machine(cuda=1):
         [card] = anydevice.devices("cuda")
         assert card.status.engines[0] == "torch"

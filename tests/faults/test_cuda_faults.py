@@ -232,9 +232,7 @@ def test_without_nvidia_ml_py(look: Look, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(look(HEALTHY_NVML, HEALTHY_DRIVER).devices) == 1
 
 
-def test_what_goes_wrong_is_a_finding_and_macos_is_not_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_is_a_finding_and_macos_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "read_surroundings", Mock(side_effect=RuntimeError("odd machine")))
     scan = discover._start({"cuda": cuda.begin}, USUAL_LIMIT)()["cuda"]
     assert (scan.present, scan.stage) == (True, "driver")

@@ -212,7 +212,7 @@ def _given_codes() -> set[str]:
     for path in Path(anydevice.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             match node:
-                case ast.Call(func=ast.Name("Reason" | "Fault" | "_stopped" | "_stopped_scan")):
+                case ast.Call(func=ast.Name("Reason" | "Fault" | "_stopped_scan")):
                     codes: list[ast.expr] = node.args[:1]
                 case ast.Call(func=ast.Attribute(attr="stopped")):
                     codes = node.args[1:2]

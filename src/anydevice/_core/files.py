@@ -143,6 +143,7 @@ class PlainFile:
             raise self._unreadable(error) from error
         try:
             self.stamp = self._stamp_now()
+            self.size = self.stamp.size
             if stamp is not None and not self.stamp.is_of(stamp):
                 raise self._change_error()
         except BaseException:
@@ -159,11 +160,6 @@ class PlainFile:
         """Close the file; an error of the system does not matter, since nothing was written."""
         with suppress(OSError):
             os.close(self.number)
-
-    @property
-    def size(self) -> int:
-        """The file's bytes when it was opened."""
-        return self.stamp.size
 
     def read_into(self, buffer: memoryview, position: int) -> None:
         """Fill the buffer with the bytes from `position` on; several threads may call it."""

@@ -219,9 +219,7 @@ def installed(healthy: Healthy, monkeypatch: pytest.MonkeyPatch) -> Install:
     return install
 
 
-def test_free_memory_is_read_in_a_child(
-    installed: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_reads_free_memory(installed: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     installed()
     assert cuda.free_memory(0, CARD) == 16128 * MIB
     with monkeypatch.context() as patch:

@@ -80,9 +80,7 @@ def test_nothing_is_limited_unasked() -> None:
     ("memory", "limit"),
     [(0.5, 8 * GIB), ("conservative", int(0.6 * 16 * GIB)), ("4GiB", 4 * GIB), ("1TiB", 16 * GIB)],
 )
-def test_a_share_is_one_of_the_device_and_an_amount_never_more_than_it(
-    memory: float | str, limit: int
-) -> None:
+def test_a_share_is_of_the_device_and_an_amount_is_capped(memory: float | str, limit: int) -> None:
     with fake_machine(cuda=1, memory="16GiB"):
         assert limits.limit_of(Device("cuda"), Config(memory=memory)) == limit
 
@@ -166,9 +164,7 @@ def test_jax_is_told_before_it_starts() -> None:
     assert ["limit" in sentence for sentence in answer["after"]] == [True]
 
 
-def test_an_amount_for_jax_is_the_share_that_no_gpu_gets_more_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_amount_for_jax_is_the_smallest_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "jax_started", lambda: False)
     with fake_machine(cuda=1, rocm=1, metal=1, memory="16GiB", engines=("jax",)):
         anydevice.configure(memory="4GiB")

@@ -322,9 +322,7 @@ def test_a_generator_cannot_be_decorated() -> None:
         anydevice.use_device("cpu")(steps)
 
 
-def test_a_fake_machine_is_free_of_what_a_person_has_set(
-    monkeypatch: pytest.MonkeyPatch, home: Path
-) -> None:
+def test_a_fake_machine_ignores_settings(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "cpu")
     monkeypatch.setenv("LOCAL_RANK", "1")
     (home / "anydevice.toml").write_text('device = "cpu"\n')
@@ -404,9 +402,7 @@ def test_where_one_device_is_used_a_list_is_refused(tmp_path: Path) -> None:
     assert anydevice.device(several) == anydevice.Device("cpu:0")
 
 
-def test_what_changes_between_two_calls_counts_at_once(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_between_calls_counts_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warm `device()` reads the environment and the settings files in every call."""
     file = user_file()
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -115,9 +115,7 @@ def faulty(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("faulty", list(BODIES), indirect=True)
-def test_a_bad_answer_is_a_verdict_that_counts(
-    faulty: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_answer_is_a_lasting_verdict(faulty: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "_LONG_ENOUGH", 1.0)
     device = anydevice.discover(refresh=True)["cpu"].devices[0]
     assert "faulty" in checking.engines_to_check(device)
@@ -174,9 +172,7 @@ def test_a_full_card_is_not_a_bad_one(said: str, how: Literal["failed", "crashed
     ],
 )
 @pytest.mark.parametrize("text", ["off by 1", "timed out", "not started", "CUDA out of memory"])
-def test_the_code_decides_which_verdict_is_kept(
-    code: str, limit: float, kept: bool, text: str
-) -> None:
+def test_the_code_decides_what_is_kept(code: str, limit: float, kept: bool, text: str) -> None:
     verdict = Verdict("cuda:0", "torch", False, Reason(code, text))
     assert checking._is_conclusive(verdict, limit) is kept
 

@@ -55,9 +55,7 @@ def test_a_report_has_a_finding_for_every_backend() -> None:
         report["nope"]
 
 
-def test_it_is_kept_until_asked_anew_or_the_environment_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_it_is_kept_until_the_environment_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     first = anydevice.discover()
     assert anydevice.discover() is first
     assert anydevice.discover(refresh=True) is not first
@@ -118,9 +116,7 @@ def test_one_old_card_does_not_spoil_the_other() -> None:
 
 
 @pytest.mark.parametrize("devices", [(), (RawDevice(0, "gpu", H200),)])
-def test_a_reason_that_is_only_a_text_is_a_finding_that_says_so(
-    devices: tuple[RawDevice, ...],
-) -> None:
+def test_a_reason_that_is_only_a_text_is_a_finding(devices: tuple[RawDevice, ...]) -> None:
     told = BackendScan("npu", True, devices, stage="driver", reason="asleep")  # type: ignore[arg-type]
     (finding,) = findings_of([told])
     assert (finding.usable, finding.code) == (False, "probe_failed")
@@ -154,9 +150,7 @@ def test_a_bad_verdict_makes_a_device_unusable_with_that_reason(home: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["", "not json", "[1]", "[" * 100_000])
-def test_a_damaged_file_of_verdicts_counts_for_nothing_and_is_named(
-    home: Path, damage: str
-) -> None:
+def test_a_damaged_file_of_verdicts_is_ignored_and_named(home: Path, damage: str) -> None:
     verdicts_file().write_text(damage)
     with pytest.warns(UserWarning, match=r"verdicts\.json is not used"):
         assert read_verdicts() == {}
@@ -334,9 +328,7 @@ def test_an_added_backend_that_shows_no_device_is_a_finding() -> None:
             anydevice.device("npu:0")
 
 
-def test_two_packages_may_call_their_probes_alike(
-    probe: Callable[[str], None], tmp_path: Path
-) -> None:
+def test_two_packages_may_share_a_probe_name(probe: Callable[[str], None], tmp_path: Path) -> None:
     probe("a_probe")
     other = tmp_path / "site" / "other_probe-1.0.dist-info"
     other.mkdir()

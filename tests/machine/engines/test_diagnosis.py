@@ -278,9 +278,7 @@ def told(backend: str, facts: Facts, machine: Platform) -> str | None:
         (LINUX, nvidia("12.4", "3.5"), None),
     ],
 )
-def test_an_nvidia_card_and_no_library(
-    site, machine: Platform, facts: Facts, command: str | None
-) -> None:
+def test_a_card_without_library(site, machine: Platform, facts: Facts, command: str | None) -> None:
     assert told("cuda", facts, machine) == command
 
 
@@ -299,9 +297,7 @@ def test_a_python_that_the_old_release_was_not_made_for(site, minor: int, packag
         (WINDOWS, nvidia("13.0", "8.9"), f'pip install "cupy-cuda12x[ctk]"{CANNOT_TRAIN}'),
     ],
 )
-def test_a_cpu_build_of_torch_is_replaced(
-    site, machine: Platform, facts: Facts, command: str
-) -> None:
+def test_a_cpu_build_is_replaced(site, machine: Platform, facts: Facts, command: str) -> None:
     site.torch("2.13.0+cpu")
     assert told("cuda", facts, machine) == command
 

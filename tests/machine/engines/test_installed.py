@@ -133,9 +133,7 @@ def test_the_architectures_inside_a_library(site, library: bytes) -> None:
         ("libtorch_python.so", b"", ()),
     ],
 )
-def test_architectures_on_windows_and_unknown_ones(
-    site, file: str, content: bytes, found: tuple[str, ...]
-) -> None:
+def test_other_architectures(site, file: str, content: bytes, found: tuple[str, ...]) -> None:
     folder = site.torch("2.11.0+cu130", cuda="13.0")
     assert read_architectures(folder / "elsewhere") == ()
     (folder / "lib" / file).write_bytes(content)

@@ -31,9 +31,7 @@ def test_a_container_is_known_by_its_file_or_variable(tmp_path: Path) -> None:
         ("", False),
     ],
 )
-def test_a_container_is_known_by_the_group_of_its_first_process(
-    tmp_path: Path, group: str, contained: bool
-) -> None:
+def test_a_container_is_known_by_its_group(tmp_path: Path, group: str, contained: bool) -> None:
     write_file(tmp_path, "proc/1/cgroup", group)
     assert linux.in_container(tmp_path, {}) is contained
 
@@ -59,9 +57,7 @@ def test_an_empty_tree_tells_nothing(tmp_path: Path) -> None:
         ("no such thing\n", (), False),
     ],
 )
-def test_a_distribution_and_those_it_is_like(
-    tmp_path: Path, release: str, names: tuple[str, ...], has_apt: bool
-) -> None:
+def test_distributions(tmp_path: Path, release: str, names: tuple[str, ...], has_apt: bool) -> None:
     write_file(tmp_path, "etc/os-release", release)
     assert linux.distribution(tmp_path) == names
     assert linux.uses_apt(names) is has_apt
@@ -82,9 +78,7 @@ def test_the_command_of_the_nearest_relative_fits() -> None:
         *(("0x040300", False), ("0x0c0330", False), ("0x060400", False), ("0x020000", False)),
     ],
 )
-def test_a_display_or_compute_function_is_a_card(
-    tmp_path: Path, device_class: str, is_card: bool
-) -> None:
+def test_display_or_compute_is_a_card(tmp_path: Path, device_class: str, is_card: bool) -> None:
     plug_card(tmp_path, "0000:00:06.0", "0x10de", device_class)
     assert linux.cards(linux.NVIDIA, tmp_path) == (("0000:00:06.0",) if is_card else ())
 

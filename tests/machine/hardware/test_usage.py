@@ -214,9 +214,7 @@ def test_energy_that_only_the_superuser_may_read(server: Path, clock: Clock) -> 
 
 
 @pytest.mark.parametrize(("kind", "degrees"), [("x86_pkg_temp", 48.5), ("battery", None)])
-def test_a_machine_that_has_only_thermal_zones(
-    tmp_path: Path, kind: str, degrees: float | None
-) -> None:
+def test_a_machine_with_thermal_zones(tmp_path: Path, kind: str, degrees: float | None) -> None:
     def read() -> Readings:
         meter = Meter(tmp_path)
         return readings_cpu.readings(0, Facts("x"), root=tmp_path, system="linux", meter=meter)

@@ -39,9 +39,7 @@ def clean(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (1500 * 2**30, None, 1500 * 2**30),
     ],
 )
-def test_memory_is_a_share_or_an_amount(
-    memory: object, fraction: float | None, limit: int | None
-) -> None:
+def test_memory_as_a_share(memory: object, fraction: float | None, limit: int | None) -> None:
     config = anydevice.configure(memory=memory)
     assert (config.memory_fraction, config.memory_limit) == (fraction, limit)
 
@@ -148,9 +146,7 @@ def test_variables_are_set_and_flags_merged(monkeypatch: pytest.MonkeyPatch) -> 
     assert os.environ["SOME_VARIABLE"] == "new"
 
 
-def test_variables_are_as_before_when_they_are_set_no_longer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variables_no_longer_set_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
     monkeypatch.setenv("SOME_VARIABLE", "old")
     monkeypatch.setattr(library_settings, "_READ_AT_START", ())
@@ -166,9 +162,7 @@ def test_variables_are_as_before_when_they_are_set_no_longer(
     assert os.environ["SOME_VARIABLE"] == "somebody's own"
 
 
-def test_switches_are_as_before_when_they_are_set_no_longer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_switches_no_longer_set_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     import jax
     import torch._dynamo.config as dynamo
 
@@ -206,9 +200,7 @@ def test_a_library_that_read_our_switch_gets_that_of_before(
     assert (os.environ.get("JAX_ENABLE_X64"), jax.config.jax_enable_x64) == (before, on)
 
 
-def test_a_file_s_switch_goes_before_that_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_switch_in_a_file_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_ENABLE_X64", "0")
     Path("anydevice.toml").write_text("x64 = true\n")
     anydevice.configure(x64=False)
@@ -259,9 +251,7 @@ def test_what_is_read_once_comes_too_late_after_the_import(
     assert "PYOPENCL_CTX" not in os.environ
 
 
-def test_whether_a_library_has_started_is_asked_without_importing_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_asking_whether_a_library_started_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "jax._src.xla_bridge", raising=False)
     monkeypatch.delitem(sys.modules, "torch.cuda", raising=False)
     assert not library_settings.jax_started()

@@ -104,9 +104,7 @@ def test_the_user_s_file_and_another_home(machine: Path, monkeypatch: pytest.Mon
     assert chosen() == "opencl"
 
 
-def test_a_home_that_is_no_folder_is_said_to_be_none(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_that_is_no_folder_is_named(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = machine / "plain"
     plain.touch()
     for path in (plain, Path(os.devnull)):

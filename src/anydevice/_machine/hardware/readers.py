@@ -73,7 +73,7 @@ def readings(backend: str, index: int, facts: Facts) -> Readings:
     """
     if facts.details.get("fake"):
         return Readings(free_memory=facts.free_memory)
-    usage = usage_of(backend)
+    usage = USAGE[backend]() if backend in USAGE else None
     return usage.readings(index, facts) if usage else Readings()
 
 
@@ -83,16 +83,9 @@ def processes(backend: str, index: int, facts: Facts) -> tuple[DeviceProcess, ..
     For the CPU they are the largest ones. A driver that does not list processes, or hides those of
     other users or containers, gives fewer, or none.
     """
-    usage = None if facts.details.get("fake") else usage_of(backend)
-    return usage.processes(index, facts) if usage else ()
-
-
-def usage_of(backend: str) -> Usage | None:
-    """Return the module that shows a backend's usage; `None` if there is none."""
-    usage: Usage | None = None
-    if backend in ("cpu", "cuda", "rocm", "metal"):
-        usage = hooks.load(f"anydevice._machine.hardware.{backend}.usage")
-    return usage
+    if backend not in USAGE or facts.details.get("fake"):
+        return ()
+    return USAGE[backend]().processes(index, facts)
 
 
 def _begin(backend: str) -> Look:
@@ -110,3 +103,9 @@ def _look(backend: str, limit: float) -> BackendScan:
 READERS: dict[str, Begin] = {name: partial(_begin, name) for name in ("opencl", "cuda")} | {
     name: partial(partial, _look, name) for name in ("cpu", "rocm", "tpu", "metal")
 }
+
+USAGE: dict[str, Callable[[], Usage]] = {
+    name: partial(hooks.load, f"anydevice._machine.hardware.{name}.usage")
+    for name in ("cpu", "cuda", "rocm", "metal")
+}
+"""The modules that show how much of a backend is in use."""

@@ -100,9 +100,7 @@ def test_everything_that_a_card_tells(serve: Callable[..., dict[str, Any]]) -> N
     assert second["temperature"] == 62
 
 
-def test_instances_tell_their_own_memory_and_the_card_s_heat(
-    serve: Callable[..., dict[str, Any]],
-) -> None:
+def test_instances_have_their_own_memory(serve: Callable[..., dict[str, Any]]) -> None:
     answer = serve("SPLIT")
     assert list(answer) == [*CARDS, *INSTANCES]
     part = answer[INSTANCES[0]]
@@ -150,9 +148,7 @@ def test_readings_through_the_child(installed: Callable[..., None]) -> None:
     assert processes("cuda", 1, SECOND) == ()
 
 
-def test_one_child_answers_again_and_again(
-    installed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_stays(installed: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     installed()
     monkeypatch.setattr(usage, "_ONE_MOMENT", -1.0)
     assert readings("cuda", 0, FIRST).load == 0.78
@@ -192,9 +188,7 @@ def test_what_nvml_does_not_know_starts_no_child(installed: Callable[..., None])
     assert spoken is None or spoken._process is None
 
 
-def test_memory_that_is_shared_with_the_cpu_is_the_machine_s(
-    installed: Callable[..., None],
-) -> None:
+def test_memory_shared_with_the_cpu_is_the_machine_s(installed: Callable[..., None]) -> None:
     facts = Facts("a small computer", memory_kind="unified", total_memory=2**20)
     assert readings("cuda", 0, facts) == Readings(free_memory=2**20)
 
@@ -262,9 +256,7 @@ def test_where_no_child_can_be_started(echo: Conversation, monkeypatch: pytest.M
     assert "no Python interpreter" in str(echo.ask("a", limit=60).error)
 
 
-def test_where_no_thread_can_be_started(
-    echo: Conversation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_thread_to_start(echo: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -308,9 +300,7 @@ def test_an_answer_at_the_last_moment_is_one_and_the_next_question_has_a_child(
     assert echo.ask("c", limit=60).answer[1] == "c"
 
 
-def test_a_child_that_does_not_end_is_ended(
-    echo: Conversation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_hangs_is_ended(echo: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parent, "_TIME_TO_END", 0.05)
     assert echo.ask("a", limit=60).how == "answered"
     process = echo._process

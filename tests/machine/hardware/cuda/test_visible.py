@@ -135,9 +135,7 @@ def test_a_good_value_has_no_problem() -> None:
         ("MIG-0", ()),
     ],
 )
-def test_a_process_sees_one_mig_instance_and_then_no_other_card(
-    value: str | None, devices: tuple[Facts, ...]
-) -> None:
+def test_a_process_sees_one_instance_only(value: str | None, devices: tuple[Facts, ...]) -> None:
     assert select((SPLIT, WHOLE), value).devices == devices
 
 

@@ -116,9 +116,7 @@ def test_each_mark_of_a_virtual_machine_is_enough(mark: str) -> None:
         *(("13.5", False, False), ("26.0", False, False), ("nonsense", False, False)),
     ],
 )
-def test_an_old_macos_serves_nobody_or_torch_alone(
-    version: str, refused: bool, noted: bool
-) -> None:
+def test_an_old_macos_serves_torch_at_most(version: str, refused: bool, noted: bool) -> None:
     seen = see(Mac("m1").with_version(version))
     text = f"macOS {version} is too old: torch needs 12.3 and mlx 13.5" if refused else None
     note = f"mlx needs macOS 13.5 or newer; on {version} only torch serves"

@@ -358,9 +358,7 @@ def test_a_loader_with_no_driver_at_all(tmp_path: Path) -> None:
         (0x8086, "sudo apt install intel-opencl-icd", "install Intel's compute runtime"),
     ],
 )
-def test_the_mend_is_for_the_card_in_this_machine(
-    tmp_path: Path, vendor: int, debian: str, fix: str
-) -> None:
+def test_the_fix_is_for_this_card(tmp_path: Path, vendor: int, debian: str, fix: str) -> None:
     machine = with_cards(tmp_path, ("0000:00:06.0", vendor))
     scan = read_answer(NOTHING, LOADER, machine)
     assert scan.present
@@ -492,9 +490,7 @@ def test_devices_that_only_the_system_loader_shows(tmp_path: Path) -> None:
         assert diagnosis.add_seen_elsewhere(nothing, outcome, system, machine) == nothing
 
 
-def test_the_system_loader_is_asked_where_the_first_shows_nothing(
-    build_library: BuildLibrary, tmp_path: Path
-) -> None:
+def test_the_system_loader_comes_second(build_library: BuildLibrary, tmp_path: Path) -> None:
     empty = build_library("libempty.so", "int clGetPlatformIDs(void) { return -1001; }")
     own = Loader(str(empty / "libempty.so"), home=tmp_path)
     system = Loader(str(build_library("libfull.so", PLATFORMS) / "libfull.so"))

@@ -558,9 +558,7 @@ def test_amdsmi_tells_the_name_that_the_files_lack(record: Record) -> None:
         ("import time; time.sleep(60)", 2, "timed out (no answer within"),
     ],
 )
-def test_a_failing_amdsmi_is_only_a_note(
-    record: Record, fault: str, limit: float, told: str
-) -> None:
+def test_a_failing_amdsmi_is_a_note(record: Record, fault: str, limit: float, told: str) -> None:
     root = record("rx7900xtx")
     install_amdsmi(root, fault)
     seen = see(root, limit=limit)
