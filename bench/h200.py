@@ -98,14 +98,15 @@ def fork_after_discovery() -> list[Row]:
 
 TESTED = (
     "engines/torch",
+    "engines/cupy",
     "llm",
-    "training",
-    "compiling",
-    "models",
+    "train",
+    "compile",
+    "nn",
+    "libraries",
     "compat",
     "test_testing.py",
-    "transfer",
-    "memory",
+    "arrays",
 )
 
 
