@@ -49,7 +49,7 @@ def test_a_folder_becomes_parameters_of_each_engine(stories: Path, name: str) ->
     assert len(found["layers"]) == len(description.layers)
 
 
-@pytest.mark.needs("torch")
+@pytest.mark.needs("torch", "jax", "mlx")
 def test_random_parameters_are_the_same_everywhere(stories: Path) -> None:
     description = describe(read_config(stories))
     found = {}
