@@ -82,6 +82,7 @@ def run_round(number: int) -> bool:
             **threads(count),
             "PYTHONHASHSEED": str(100 * number + len(processes)),
             "ANYDEVICE_TEST_ORDER": str(number),
+            "COLUMNS": "240",  # room for the errors in the summary
         }
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
         process = subprocess.Popen(

@@ -112,6 +112,28 @@ def test_a_window_sees_so_many_keys_and_no_more() -> None:
     assert [np.flatnonzero(row).tolist() for row in weights] == [[1, 2], [2, 3], [3, 4], [4, 5]]
 
 
+def test_soft_caps_and_sinks() -> None:
+    q, k, v, sinks = drawn(1, 2, 3, 4), drawn(1, 2, 5, 4), drawn(1, 2, 5, 4), drawn(2)
+    scores = 1.5 * np.tanh(q @ k.swapaxes(-1, -2) / 2 / 1.5)
+    beside = np.broadcast_to(sinks[None, :, None, None], (1, 2, 3, 1))
+    both = torch.softmax(torch.from_numpy(np.concatenate([scores, beside], -1)), -1).numpy()
+    agrees("attention", both[..., :5] @ v, q, k, v, soft_cap=1.5, sinks=sinks)
+
+
+def test_experts() -> None:
+    x, up, down = drawn(3, 4), drawn(2, 10, 4), drawn(2, 4, 5)
+    bias, last = drawn(2, 10), drawn(2, 4)
+    chosen, weights = np.array([[0, 1], [1, -1], [0, 0]]), np.abs(drawn(3, 2))
+    expected = np.zeros((3, 4))
+    for token, at in np.argwhere(chosen >= 0):
+        number = chosen[token, at]
+        gate, rest = np.split(up[number] @ x[token] + bias[number], 2)
+        inner = gate / (1 + np.exp(-gate)) * rest
+        expected[token] += weights[token, at] * (down[number] @ inner + last[number])
+    biases = {"gate_up_bias": bias, "down_bias": last}
+    agrees("experts", expected, x, up, down, chosen, weights, **biases)
+
+
 def test_a_mask_for_padding_is_one_for_every_head_and_query() -> None:
     q, k, v = drawn(2, 2, 3, 8), drawn(2, 2, 4, 8), drawn(2, 2, 4, 8)
     mask = np.array([[True, True, False, False], [False] * 4])

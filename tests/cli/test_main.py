@@ -93,7 +93,7 @@ def test_an_unknown_option_is_said_with_the_usage_of_its_command(anydevice: Anyd
 
 
 def test_json_may_stand_before_the_command(anydevice: Anydevice) -> None:
-    assert anydevice.json("devices", cuda=0)["recommended"] == "cpu"
+    assert json.loads(anydevice.text("--json", "devices", cuda=0))["recommended"] == "cpu"
 
 
 def test_an_error_of_ours_is_one_message_and_no_traceback(anydevice: Anydevice) -> None:

@@ -77,11 +77,7 @@ def test_a_reader_that_leaves_is_no_error(words: str) -> None:
     os.close(read)
     try:
         ended = subprocess.run(
-            [*COMMAND, *words.split()],
-            stdout=write,
-            stderr=PIPE,
-            timeout=400,
-            check=False,
+            [*COMMAND, *words.split()], stdout=write, stderr=PIPE, timeout=400, check=False
         )
     finally:
         os.close(write)

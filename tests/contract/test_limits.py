@@ -100,9 +100,7 @@ def test_a_lifted_limit_is_gone(engine: Engine, device: Device) -> None:
     assert len(held) * 4 * MIB == ROOM
 
 
-def test_room_that_is_kept_for_later_counts_only_until_it_is_needed(
-    engine: Engine, device: Device, limited: Limited
-) -> None:
+def test_cached_room_is_released(engine: Engine, device: Device, limited: Limited) -> None:
     for count in (14, 7, 3):  # of other sizes, so that what was given back before does not fit
         made = engine.empty((count, *PIECE), FLOAT32, device)
         del made

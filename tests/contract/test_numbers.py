@@ -41,7 +41,7 @@ EVERY = ("add", "power", "less")
 
 @each(("dtype", "shape"), lambda name: DTYPES if name in EVERY else DTYPES[:2])
 @pytest.mark.parametrize("name", TWO)
-def test_a_number_may_stand_on_either_side(
+def test_a_number_on_either_side(
     engine: Engine, device: Device, name: str, dtype: str, shape: tuple[int, ...]
 ) -> None:
     if name == "divide" and dtype == "int32":

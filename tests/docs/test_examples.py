@@ -272,9 +272,7 @@ MODULES = sorted(
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_docstrings(
-    path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctests(path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_HOME", environment["ANYDEVICE_HOME"])
     parts = path.relative_to(SOURCE).with_suffix("").parts
     if parts[1] in ("_engines", "_libraries"):

@@ -70,7 +70,10 @@ def test_every_part_of_an_estimate_and_every_card_is_there() -> None:
 
 
 def test_strategies_and_limits_are_those_of_the_code() -> None:
-    shown = {name: text.partition(" %")[0] for name, text in rows(MEMORY, "setting | of a device's memory")}
+    shown = {
+        name: text.partition(" %")[0]
+        for name, text in rows(MEMORY, "setting | of a device's memory")
+    }
     assert shown == {name: f"{share:.0%}".rstrip("%") for name, share in STRATEGIES.items()}
     named = [cells[0] for cells in rows(MEMORY, "library | how it is limited")]
     assert sorted(named) == sorted(BUILT_IN)

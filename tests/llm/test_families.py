@@ -285,7 +285,7 @@ def test_a_published_config_is_read_as_transformers_reads_it(name: str) -> None:
         ("Mistral3", {"model_type": "mistral", "head_dim": 8}, PIXTRAL),
     ],
 )
-def test_the_text_part_of_a_model_for_more(
+def test_the_text_part(
     family: str, text: dict[str, Any], vision: dict[str, Any], tmp_path: Path
 ) -> None:
     import torch

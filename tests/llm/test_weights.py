@@ -223,7 +223,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], type[Exceptio
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_what_is_wrong_is_named_and_nothing_is_read(
+def test_wrong_models(
     stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     change, error, said = WRONG[kind]

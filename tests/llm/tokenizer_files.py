@@ -94,10 +94,7 @@ BYTES: Values = {
     "normalizer": {"type": "NFC"},
     "pre_tokenizer": {
         "type": "Sequence",
-        "pretokenizers": [
-            split_by(LLAMA3),
-            {**BYTE_LEVEL, "use_regex": False},
-        ],
+        "pretokenizers": [split_by(LLAMA3), {**BYTE_LEVEL, "use_regex": False}],
     },
     "post_processor": _adding(["<s>"], [], {"<s>": 0}),
     "decoder": {**BYTE_LEVEL, "use_regex": True},

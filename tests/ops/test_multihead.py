@@ -47,7 +47,7 @@ MASKS = {
 @pytest.mark.parametrize("mask_name", MASKS)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("limit", [1 << 26, 1])
-def test_every_combination(
+def test_every_mask(
     mask_name: str, kv_heads: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(multihead, "_MAX_SCORES", limit)

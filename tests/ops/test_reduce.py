@@ -26,7 +26,8 @@ def test_along_axes(name: str, axis: Any, keepdims: bool) -> None:
     x = np.where(X > 0.5, X, 0) if name == "any" else X
     expected = getattr(np, name)(x, axis=over, keepdims=keepdims)
     result = getattr(ops, name)(x, axis, keepdims)
-    np.testing.assert_allclose(result, expected, rtol=1e-12)
+    rtol = 1e-13 if name in ("sum", "mean", "max", "min") else 1e-12
+    np.testing.assert_allclose(result, expected, rtol=rtol)
     assert result.dtype == expected.dtype
 
 

@@ -68,7 +68,7 @@ def test_a_main_branch_that_names_nothing_does_not_hide_the_others(tmp_path: Pat
         ("HOME", ".cache/huggingface/hub"),
     ],
 )
-def test_where_the_cache_is(
+def test_the_cache_folder(
     variable: str, below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = snapshot(tmp_path / below, "a", "config.json")

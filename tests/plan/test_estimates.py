@@ -346,6 +346,8 @@ def test_fp8_is_float8_also_of_a_model_that_is_so_already() -> None:
     by_name = estimate_inference(LLAMA, context=64, dtype="fp8", kv_dtype="fp8")
     assert by_name == estimate_inference(LLAMA, context=64, dtype=name, kv_dtype=name)
     assert (by_name.dtype, by_name.kv_dtype) == (name, name)
+    halved = estimate_inference(LLAMA, context=64, dtype="bfloat16").weights / 2
+    assert by_name.weights == pytest.approx(halved, rel=0.01)
     quantized = {**LLAMA, **gptq("fp8", weight_block_size=[32, 32])}
     assert estimate_inference(quantized, context=64, dtype="fp8") == estimate_inference(
         quantized, context=64

@@ -134,10 +134,11 @@ def test_progress_goes_on_while_lemmas_are_found(monkeypatch: Any) -> None:
     theorem = Theorem(NETWORKS["chain"], (claim(NETWORKS["chain"], 0.35),), "float32", False)
     result = prove_theorems([theorem], numpy_machine(), SearchLimits(tell=reports.append))
     assert isinstance(result, proofs.Proof)
-    assert at[1] - at[0] > 5
+    first, last = at[-2:]  # the first proof of a process has another search before it
+    assert last - first > 5
     boxes = [each.boxes for each in reports]
     assert boxes == sorted(boxes)
-    assert boxes[at[1] - 1] > boxes[at[0]]
+    assert boxes[last - 1] > boxes[first]
     assert result.boxes == boxes[-1]
 
 

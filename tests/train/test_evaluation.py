@@ -97,6 +97,9 @@ def test_shares_and_logits_of_two_classes_are_judged_alike() -> None:
 @pytest.mark.parametrize("library", CASES)
 def test_modules_of_others_run_in_inference_mode_and_keep_theirs(library: str) -> None:
     module = CASES[library]().model()
+    if library == "equinox":  # whose model has neither dropout nor state
+        eqx, jax = pytest.importorskip("equinox"), pytest.importorskip("jax")
+        module = jax.vmap(eqx.nn.Sequential([module.__wrapped__, eqx.nn.Dropout(0.9)]))
     mode = getattr(module, "training", None)
     first = nn.predict(module, X, size=32, device="cpu")
     assert first.shape == (70, 3)

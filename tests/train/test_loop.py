@@ -197,7 +197,7 @@ def test_the_bar_forecasts_from_steps_alone(clock: Callable[[float], None]) -> N
 
 
 @pytest.mark.parametrize("columns", [80, 60, 200])
-def test_the_bar_fits_the_terminal(
+def test_the_bar_fits(
     clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     size = os.terminal_size((columns, 24))

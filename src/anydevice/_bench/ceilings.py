@@ -181,9 +181,9 @@ def time_workload(
                 engine.finish([each for each in results if engine.owns(each)])
 
             timing = time_calls(lambda _: call(), finish, limit=limit, max_calls=4)
+        return load.work / timing.fastest  # other programs slow down the other samples
     except Exception as error:  # an engine may raise any error
         return f"{type(error).__name__}: {error}"
-    return load.work / timing.fastest  # other programs slow down the other samples
 
 
 def _place_ones(runner: Runner, count: int) -> Any:

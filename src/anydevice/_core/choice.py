@@ -119,7 +119,10 @@ class Choice(Record):
 
 
 def choose(request: Request, findings: Sequence[Finding], free_memory: FreeMemory) -> Choice:
-    """Choose a device from findings alone; `free_memory` is called only if it decides."""
+    """Choose a device from findings alone: a pure function.
+
+    `free_memory` returns the free bytes of a device; it is called only if they decide.
+    """
     choice = _Case(request, findings, free_memory).follow()
     if choice.device or request.engine is None or request.engine_binding:
         return choice

@@ -226,6 +226,9 @@ class Device:
             f"a Device does not change; make another one instead of setting {name}"
         )
 
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Device does not change; {name} cannot be deleted")
+
     def __reduce__(self) -> tuple[object, ...]:
         served = self.engine_asked, self.chosen_by, self._engine_picked
         return _rebuild, (self.backend, self.index, *served)

@@ -296,7 +296,10 @@ class Engine(Protocol):
 
 
 class _Donation(threading.local):
-    """Whether an update may, but need not, write its results into its arguments."""
+    """Whether an update may, but need not, write its results into its arguments.
+
+    A result that is the same object as an argument was written into it.
+    """
 
     allowed: bool = False
     skip: Array | None = None

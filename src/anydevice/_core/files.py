@@ -92,7 +92,10 @@ def read_small(path: str | Path, *, limit: int = SMALL, trusted: bool = False) -
 
 
 def open_ordinary(path: str | Path) -> int:
-    """Return the descriptor of an ordinary file, to close after use; `OSError` for any other."""
+    """Return the descriptor of an ordinary file, to close after use.
+
+    Pipes and devices are refused without waiting: an `OSError` whose `strerror` says why.
+    """
     try:
         _check_ordinary(os.stat(path), path)  # even opening a device may have effects
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -158,8 +161,10 @@ class PlainFile:
 
     def close(self) -> None:
         """Close the file; an error of the system does not matter, since nothing was written."""
-        with suppress(OSError):
+        try:  # `suppress` would need memory, which may be the error that closes the file
             os.close(self.number)
+        except OSError:
+            pass
 
     def read_into(self, buffer: memoryview, position: int) -> None:
         """Fill the buffer with the bytes from `position` on; several threads may call it."""

@@ -335,7 +335,11 @@ def compiled_for_each(
     static: Sequence[str],
     compile_one: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """Return the function, compiled once for each set of values of its static arguments."""
+    """Return the function, compiled once for each set of values of its static arguments.
+
+    Raises `ConfigurationError` for unknown arguments; called with values that cannot be hashed, the
+    result raises it too.
+    """
     check_names(function, static)
     whole = signature(function)
     parameters = whole.parameters

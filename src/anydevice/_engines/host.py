@@ -42,7 +42,10 @@ def lacking(library: str, dtype: DType) -> UnsupportedError:
 
 
 def plain(x: Array) -> Array:
-    """Return the array in C order, native byte order and aligned, copied only if needed."""
+    """Return the array in C order, native byte order and aligned, copied only if needed.
+
+    Raises `UnsupportedError` for a masked array or an unknown dtype.
+    """
     _refuse_what_is_lost(x)
     if x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative:
         return np.asarray(x)

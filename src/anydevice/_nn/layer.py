@@ -152,13 +152,14 @@ class Settings(Record):
         super().__init_subclass__()
         # The names in annotations are those of the module that the class is in.
         scope = vars(import_module(cls.__module__)) if is_loaded(cls.__module__) else {}
-        own = {}
-        for name, hint in vars(cls).get("__annotations__", {}).items():
+        annotations = vars(cls).get("__annotations__", {})
+        own = {name: check for name, check in cls._checks.items() if name not in annotations}
+        for name, hint in annotations.items():
             hint = scope.get(hint) if isinstance(hint, str) else hint
             for check in getattr(hint, "__metadata__", ()):
                 if isinstance(check, Check):
                     own[name] = check
-        cls._checks = {**cls._checks, **own}
+        cls._checks = own
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)

@@ -34,6 +34,8 @@ __all__ += ["max_pool2d", "rmsnorm", "rope"]
 __all__ += ["cross_entropy", "mean_squared_error", "update_adam", "update_lion", "update_sgd"]
 
 for _name in __all__:
+    # An op, and not a function of the same name that one of the modules imports.
+    assert globals()[_name].__module__.startswith("anydevice._ops."), _name
     globals()[_name].__module__ = "anydevice.ops"
 
 _ELSEWHERE = {

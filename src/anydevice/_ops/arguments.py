@@ -176,7 +176,8 @@ def number_or_array(op: str, name: str, value: Any, kinds: tuple[str, ...]) -> A
     number = python_number(value)
     if type(number) in (int, float):
         return number
-    xp = known(number)
+    is_array = hasattr(number, "shape") and hasattr(number, "dtype")
+    xp = primitives(number, op, name) if is_array else known(number)
     if xp is None or number.shape or xp.dtype(number).kind not in kinds:
         shown = in_words(number)
         if xp is not None:

@@ -205,8 +205,10 @@ def explain(error: Exception, **arguments: Any) -> None:
 def _arguments_by_name(definition: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
     """Return the arguments by the names that they have in the definition of an op."""
     code = getattr(definition, "__code__", None)  # a function of a library may have none
-    names = code.co_varnames if code else ("x", "y", "z")
-    return dict(zip(names, arguments, strict=False))
+    names = code.co_varnames[: code.co_argcount] if code else ()
+    if hasattr(definition, "__self__"):  # a primitive, a method of its engine
+        names = names[1:]
+    return dict(zip(names or ("x", "y", "z"), arguments, strict=False))
 
 
 def type_name(kind: type) -> str:

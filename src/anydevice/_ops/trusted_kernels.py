@@ -129,7 +129,8 @@ def sources() -> str:
     """Return a short hash of the text of all our kernels, and of the files that start them."""
     digest = hashlib.sha256()
     engines = Path(trust.__file__).parent
-    patterns = ("torch/fused.py", "torch/triton/*", "opencl/*", "opencl/kernels/*")
+    patterns = ["base.py", "primitives.py", "torch/primitives.py", "torch/fused.py"]
+    patterns += ["torch/triton/*", "opencl/*", "opencl/kernels/*"]
     for path in sorted(path for pattern in patterns for path in engines.glob(pattern)):
         if path.suffix in (".py", ".cl"):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

@@ -310,7 +310,7 @@ class _Written:
             self._unused = None
         address = self._engine.address(self._memory[slot])
         assert address is not None
-        offsets = list(accumulate([_align(each.nbytes) for each in part[:-1]], initial=0))
+        offsets = list(accumulate([_align(each.nbytes) for each in part], initial=0))[:-1]
         arrays = self._arrays(part, slot, offsets)
         ring = ring_of(self._device)  # another one, where memory was released meanwhile
         if ring is None and self._engine.native(self._device).type == "cpu":

@@ -356,10 +356,12 @@ def locate(
     anydevice.errors.ConfigurationError: org/no-model: there is no such file or folder, and \
 no such model in the Hugging Face cache /nowhere; to get it: hf download org/no-model
     """
+    exists = False
     with suppress(OSError, RuntimeError, ValueError):  # no such user, or no file can be called this
         path = Path(model).expanduser()
-        if path.exists():
-            return _model_in(path)
+        exists = path.exists()
+    if exists:
+        return _model_in(path)
     shown = shortened(model)
     if not _HUB_NAME.fullmatch(model) or model.endswith(_FILES):
         raise ConfigurationError(

@@ -107,6 +107,8 @@ def _describe_data(data: Any) -> dict[str, Any]:
 def content_of(data: Any) -> str | None:
     """Return a hash of array data, independent of its library; `None` for other data.
 
+    Data of a few batches and up to 64 MiB is hashed in full; larger data is sampled.
+
     >>> from anydevice import nn
     >>> content_of(nn.Batches([1.5, 2.5], [0, 1], size=1))
     '4fc98d64ac8d78665331c09f2236dac4'

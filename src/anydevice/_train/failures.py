@@ -229,7 +229,8 @@ def check_shape(config: StepConfig, batch: Any, where: str) -> None:
     except ConfigurationError as error:
         prefix_error(error, where)
         with suppress(ConfigurationError):
-            if isinstance(error, MisfitError) and config.layer.output(shape):
+            config.layer.output(shape)  # raises if it is not one example either
+            if isinstance(error, MisfitError):
                 error.args = (
                     f"{error}; x has the shape {shape}: is it one example rather than a batch? "
                     "nn.Batches(x, y, size=32) makes batches, and so does a DataLoader",

@@ -53,6 +53,13 @@ class History(tuple[Epoch, ...]):
         2   0.5   0.1     20      1.4
     """
 
+    def __new__(cls, epochs: Iterable[Epoch] = ()) -> Self:
+        return super().__new__(cls, epochs)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Pickled by 0.2, where a history was no tuple; it would be empty without a word.
+        raise ConfigurationError("a History of anydevice 0.2 cannot be unpickled", source="pickle")
+
     def __repr__(self) -> str:
         return f"History({list(self)!r})"
 

@@ -103,7 +103,8 @@ def seconds(text: str, low: float = 0.0, high: float = inf) -> float:
     except ValueError:
         number = nan
     if not (low <= number <= high and 0 < number < inf):
-        limits = f"from {low:g} to {high:g}" if low else "above 0"
+        limits = f"from {low:g}" if low else "above 0"
+        limits += f" to {high:g}" if high < inf else ""
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds {limits}")
     return number
 

@@ -33,7 +33,8 @@ DeviceType = StrEnum("DeviceType", ["CPU", "GPU", "TPU"])
 class DeviceConfiguration:
     """Settings for a `DeviceManager`; `memory_fraction` overrides the strategy, CUSTOM needs it.
 
-    `platform_priority` lists backends, or "gpu" for all of them.
+    The strategies are 60, 75 and 90 % of a GPU's memory. `platform_priority` lists backends, or
+    "gpu" for all of them. `XLA_FLAGS` of `environment_variables` are merged.
     """
 
     memory_strategy: MemoryStrategy = MemoryStrategy.BALANCED

@@ -143,7 +143,10 @@ def init_backend(preference: BackendPreference = BackendPreference.AUTO) -> Back
 
 
 def init_backend_with_memory_check(preference: BackendPreference, required_bytes: int) -> Backend:
-    """Choose as `init_backend`, with this much free memory; the error has that of each device."""
+    """Choose as `init_backend`, with this much free memory.
+
+    Raises `DeviceNotFoundError` with the free memory of each device.
+    """
     if preference is not BackendPreference.AUTO:
         return Backend(anydevice.device(preference.value, min_free=required_bytes))
     request = make_request(None, engine=None, min_free=required_bytes)

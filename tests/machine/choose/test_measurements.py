@@ -137,8 +137,7 @@ def test_a_device_that_is_not_here_has_no_measurements(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage",
-    ['{"k": 3}', '{"k": {"add": "soon"}}', '{"k": {"add": -1}}', '{"k": {"add": true}}'],
+    "damage", ['{"k": 3}', '{"k": {"add": "soon"}}', '{"k": {"add": -1}}', '{"k": {"add": true}}']
 )
 def test_a_damaged_measurement_counts_for_nothing(home: Path, damage: str) -> None:
     measurements_file().write_text(damage)

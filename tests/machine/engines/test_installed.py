@@ -128,10 +128,7 @@ def test_the_architectures_inside_a_library(site, library: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("file", "content", "found"),
-    [
-        ("torch_python.dll", b"\0sm_80 sm_90\0", ("sm_80", "sm_90")),
-        ("libtorch_python.so", b"", ()),
-    ],
+    [("torch_python.dll", b"\0sm_80 sm_90\0", ("sm_80", "sm_90")), ("libtorch_python.so", b"", ())],
 )
 def test_other_architectures(site, file: str, content: bytes, found: tuple[str, ...]) -> None:
     folder = site.torch("2.11.0+cu130", cuda="13.0")

@@ -299,9 +299,7 @@ def test_a_number_that_nobody_here_has(tmp_path: Path, monkeypatch: pytest.Monke
     assert name_of(77, root=tmp_path, system="linux") == "another container"
 
 
-def test_a_number_of_another_container_that_a_stranger_has_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pid_of_another_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linux, "in_container", lambda root, environment: True)
     write_file(tmp_path, "proc/77/comm", "nginx")
     (tmp_path / "proc/77/fd").mkdir()

@@ -185,9 +185,7 @@ def test_switches_no_longer_set_are_as_before(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("before", "on"), [(None, False), ("0", False), ("True", True)])
-def test_a_library_that_read_our_switch_gets_that_of_before(
-    monkeypatch: pytest.MonkeyPatch, before: str | None, on: bool
-) -> None:
+def test_a_switch_goes_back(monkeypatch: pytest.MonkeyPatch, before: str | None, on: bool) -> None:
     import jax
 
     if before is not None:
@@ -281,7 +279,7 @@ def test_what_a_file_sets_takes_effect_when_a_device_is_chosen() -> None:
         ("JAX_NUM_CPU_DEVICES", "", 1),
     ],
 )
-def test_virtual_cpus_are_counted_without_starting_jax(
+def test_virtual_cpus(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, count: int
 ) -> None:
     monkeypatch.delitem(sys.modules, "jax", raising=False)

@@ -652,6 +652,7 @@ def _layer_reference(
     if query_norm is not None:
         q, k = _rms(q, query_norm, config.eps), _rms(k, key_norm, config.eps)
     q, k = _rotate_part(q, positions, config), _rotate_part(k, positions, config)
+    assert config.ring or (positions < slots).all(), "only a ring goes round"
     keys[np.arange(rows), :, positions % slots] = k
     values[np.arange(rows), :, positions % slots] = v
     lengths = np.minimum(positions + 1, slots)

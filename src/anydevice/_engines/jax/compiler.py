@@ -43,7 +43,10 @@ class JaxCompiler:
     """Whole functions by `jax.jit`."""
 
     def compile(self, function: Callable[..., Array], **named: Any) -> Callable[..., Any]:
-        """See the protocol. JAX compiles whole functions or nothing, and deletes donated arrays."""
+        """See the protocol. JAX compiles whole functions or nothing, and deletes donated arrays.
+
+        Values of `static` arguments must be hashable.
+        """
         options = CompileOptions(**named)
         static, donate = tuple(options.static), tuple(options.donate)
         effort = {"compiler_options": dict(_MOST)} if options.max_effort else {}

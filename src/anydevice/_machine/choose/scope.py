@@ -76,7 +76,7 @@ def device(
     global _modules
     key = _key(spec, engine) if min_free is None else None
     situation = (settings.state(), _variables(), [name in sys.modules for name in _modules])
-    block = _block.get()
+    block, process = _block.get(), _process
     known = None if key is None else _known_choices.get(key)
     if known is not None and known.holds(situation, block):
         return known.device
@@ -100,7 +100,7 @@ def device(
     if key is not None and not weighed:
         if len(_known_choices) >= _MAX_KNOWN_CHOICES:
             _known_choices.clear()
-        _known_choices[key] = _KnownChoice(situation, block, _process, report, result)
+        _known_choices[key] = _KnownChoice(situation, block, process, report, result)
         _modules = tuple(row.module for row in registry.rows().values())
     return result
 

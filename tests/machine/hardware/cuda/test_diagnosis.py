@@ -330,7 +330,7 @@ def test_a_card_and_a_driver_that_are_too_old() -> None:
         ("linux", None, None),
     ],
 )
-def test_the_driver_is_judged_by_its_number_where_it_tells_no_cuda(
+def test_a_driver_without_cuda_is_judged_by_its_number(
     system: str, version: str | None, stage: str | None
 ) -> None:
     content = answer("h200") | {"cuda_version": None, "driver_version": version}

@@ -74,10 +74,7 @@ def test_wsl_is_known_by_its_kernel(tmp_path: Path) -> None:
     write_file(tmp_path, "proc/sys/kernel/osrelease", "5.15.153.1-microsoft-standard-WSL2\n")
     around = read_surroundings({}, tmp_path, "linux")
     assert around.wsl
-    assert nvml_libraries(around, {}) == [
-        "libnvidia-ml.so.1",
-        "/usr/lib/wsl/lib/libnvidia-ml.so.1",
-    ]
+    assert nvml_libraries(around, {}) == ["libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1"]
 
 
 def test_a_container_is_known_by_files_and_by_variables(tmp_path: Path) -> None:

@@ -32,10 +32,7 @@ RECORDED = Path(__file__).parents[3] / "recorded" / "cuda"
 FILE_OF_PYNVML = importlib.util.find_spec("pynvml").origin  # type: ignore[union-attr]
 MIB = 2**20
 CARDS = ["GPU-aaaaaaaa-0000-4000-8000-000000000001", "GPU-bbbbbbbb-0000-4000-8000-000000000002"]
-INSTANCES = [
-    "MIG-cccccccc-0000-4000-8000-000000000003",
-    "MIG-dddddddd-0000-4000-8000-000000000004",
-]
+INSTANCES = ["MIG-cccccccc-0000-4000-8000-000000000003", "MIG-dddddddd-0000-4000-8000-000000000004"]
 FIRST, SECOND = (Facts("a card", uuid=uuid, details={"source": "nvml"}) for uuid in CARDS)
 
 BuildLibrary = Callable[[str, str], Path]
@@ -265,9 +262,7 @@ def test_without_a_thread_to_start(echo: Conversation, monkeypatch: pytest.Monke
     assert (outcome.how, outcome.error) == ("not_started", "can't start new thread")
 
 
-def test_an_interrupt_leaves_no_answer_for_the_next_question(
-    echo: Conversation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_leaves_no_answer(echo: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = parent._exchange
 
     def interrupted(process: Any, question: Any) -> None:
@@ -282,9 +277,7 @@ def test_an_interrupt_leaves_no_answer_for_the_next_question(
     assert echo.ask("two", limit=60).answer[1] == "two"
 
 
-def test_an_answer_at_the_last_moment_is_one_and_the_next_question_has_a_child(
-    echo: Conversation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_at_the_last_moment(echo: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = parent._exchange
 
     def slowly(process: Any, question: Any) -> Any:

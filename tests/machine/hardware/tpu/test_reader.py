@@ -254,9 +254,7 @@ def test_a_real_user_without_permission() -> None:
         ("", ["accel0"], []),
     ],
 )
-def test_where_the_pci_bus_is_hidden(
-    machine: Machine, kind: str, files: list[str], expected: list[str]
-) -> None:
+def test_a_hidden_bus(machine: Machine, kind: str, files: list[str], expected: list[str]) -> None:
     found = machine.write(dict.fromkeys(files, ""), "dev").look(TPU_ACCELERATOR_TYPE=kind)
     assert names(found) == expected
     assert found.present is bool(expected)

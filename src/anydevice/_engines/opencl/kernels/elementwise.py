@@ -11,6 +11,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+import numpy as np
 import pyopencl as cl
 from pyopencl.array import Array
 
@@ -224,7 +225,8 @@ def run(
     arguments: list[Any] = [count, *route.sizes]
     for x, start in zip(arrays, starts, strict=True):
         arguments += (x.base_data, start)
-    arguments += (*route.strides, *(value for _, _, value in extras))
+    arguments += route.strides
+    arguments += [value if kind is None else np.asarray(value) for _, kind, value in extras]
     kernel.over(count, *arguments, reads=arrays)
     return out
 

@@ -83,7 +83,7 @@ class Definitions(Protocol):
 class Kernel:
     """A kernel of a built program, ready to be started with groups of `group` work items.
 
-    Of its arguments, Python integers have the dtype `index`, and NumPy's numbers their own.
+    Of its arguments, integers have the dtype `index`; NumPy's floats and 0-d arrays have their own.
     """
 
     def __init__(self, kernel: cl.Kernel, context: cl.Context, index: type, group: int) -> None:
@@ -102,17 +102,18 @@ class Kernel:
         with self._lock.native:
             if not self._has_types:
                 self._kernel.set_scalar_arg_dtypes([self._type_of(x) for x in arguments])
-                self._has_types = True
             self._kernel(self._queue, (groups * size,), (size,), *arguments, wait_for=events)
+            self._has_types = True
 
     def over(self, items: int, *arguments: Any, reads: Sequence[Array] = ()) -> None:
         """Start at least this many items; the kernel itself leaves the surplus ones out."""
         self(-(-items // self.group), *arguments, reads=reads)
 
     def _type_of(self, argument: Any) -> type | None:
-        if isinstance(argument, int):
+        if isinstance(argument, int | np.integer):  # a size: users' arrays may have NumPy's
             return self._index
-        return type(argument) if isinstance(argument, np.generic) else None  # a buffer
+        is_number = isinstance(argument, np.generic | np.ndarray)
+        return argument.dtype.type if is_number else None  # a buffer
 
 
 @lru_cache(maxsize=4096)
@@ -254,12 +255,12 @@ def bits_of(dtype: DType) -> Number:
 
 def scalar(value: float | int | bool, dtype: DType, number: Number) -> Any:
     """Return a Python number as an argument of a kernel, rounded to the arrays' dtype."""
-    return np.array(value).astype(dtype.numpy()).astype(number.scalar)[()]
+    return np.array(value).astype(dtype.numpy()).astype(number.scalar)
 
 
 def scalar_bits(value: float | int | bool, dtype: DType) -> Any:
     """Return the bits of a Python number in a dtype, as an argument of a kernel that copies."""
-    return np.array(value).astype(dtype.numpy()).view(bits_of(dtype).scalar)[()]
+    return np.array(value).astype(dtype.numpy()).view(bits_of(dtype).scalar)
 
 
 def dtype_of(x: Array) -> DType:
