@@ -119,4 +119,4 @@ class BasePrimitives(Generic[A]):
 
 def missing_value(dtype: DType) -> float:
     """Return what an index out of range reads: NaN, or `False`, which is 0 in any other dtype."""
-    return math.nan if dtype.kind == "float" else False
+    return math.nan if dtype.kind in ("float", "complex") else False

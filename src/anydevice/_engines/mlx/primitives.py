@@ -227,7 +227,7 @@ def _of_nothing(
 
 def _number(value: float, beside: Any) -> float:
     """Return the number as one that leaves the dtype of the array beside it as it is."""
-    if beside.dtype in _FLOATING:
+    if beside.dtype in _FLOATING or beside.dtype == mx.complex64:
         return value
     return bool(value) if beside.dtype == mx.bool_ else int(value)
 

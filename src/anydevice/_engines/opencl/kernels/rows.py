@@ -55,11 +55,11 @@ def _rows(
     aligned = not any(place % widest for place in (columns, *starts))
     present = tuple(factor is not None for factor in factors)
     kernel = _kernel(name, number, x.context, columns, widest if aligned else 1, present)
-    arguments: list[Any] = [columns, x.base_data, np.int64(starts[0]), out.base_data]
+    arguments: list[Any] = [columns, x.base_data, np.array(starts[0], np.int64), out.base_data]
     for factor in factors:
         # A kernel that uses no weight gets some memory all the same: not every driver takes none.
         source = x if factor is None else plain(factor)
-        arguments += (source.base_data, np.int64(buffers.offset_of(source)))
+        arguments += (source.base_data, np.array(buffers.offset_of(source), np.int64))
     arguments += [] if eps is None else [number.scalar(eps)]
     kernel(x.size // columns, *arguments, reads=[x, *given])
     return out
