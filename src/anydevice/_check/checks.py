@@ -32,7 +32,7 @@ _ALLOWED = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-16, "float
 """Allowed error of a gradient, in parts of the largest: less than a forgotten factor or term."""
 
 _COMPILES_EACH_STEP = ("jax",)
-"""Engines that compile every step of a gradient, of which there are many, unless all at once."""
+"""Engines that compile each step of a gradient separately, unless the whole is compiled."""
 
 
 class Trial(Record):

@@ -290,7 +290,7 @@ def _ties_far_apart(draw: Draw) -> Call:
 
 
 def _of_near_ones(draw: Draw) -> Call:
-    """Return integers, several of which are the same number as float32."""
+    """Return integers; several become the same number in float32."""
     rows = np.arange(2**24, 2**24 + 40, dtype=np.int32).reshape(4, 10)
     return call(rows[:, [3, 1, 8, 2, 9, 0, 7, 6, 5, 4]])
 

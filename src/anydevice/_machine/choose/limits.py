@@ -157,7 +157,7 @@ def _tell_jax(config: Config) -> None:
     if jax_started():
         return
     fraction = config.memory_fraction
-    if fraction is None:  # an amount, of which JAX takes one fraction for all GPUs
+    if fraction is None:  # an amount: JAX takes one fraction for all GPUs
         shares = []
         for device in devices("gpu"):
             limit, total = limit_of(device, config), device.facts.total_memory
@@ -171,7 +171,7 @@ def _tell_jax(config: Config) -> None:
 
 
 def _shared_gpus(config: Config) -> list[str]:
-    """Return a warning for each GPU of which the limit leaves other programs too little."""
+    """Return a warning for each GPU whose limit leaves too little for other programs."""
     share = config.memory_fraction
     if share is None or share < _MUCH:
         return []
