@@ -268,7 +268,7 @@ def prove_shows() -> str:
     """The line of a proof, for fixed values."""
     from anydevice.cli import prove
 
-    found = {"result": "proved", "precision": "float32", "parts": 9, "seconds": 1.0}
+    found = {"result": "proved", "precision": "float32", "parts": 9, "seconds": 1.0, "executors": []}
     return prove._words(found | {"certificate": ["p.proof"]})
 
 

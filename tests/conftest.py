@@ -34,14 +34,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
-# Several devices to move between where there is only a CPU. JAX reads this once for a process, so
-# that all tests have the same number.
-if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = (
-        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=3"
-    ).strip()
-
-# Most of a first run is compiling, and optimizing takes half of that.
+# Several devices to move between where there is only a CPU, and code that is compiled without
+# optimization: most of a first run is compiling. JAX reads this once for a process, so that all
+# tests have the same number. `make soak-isa` optimizes.
+for flag in ("--xla_force_host_platform_device_count=3", "--xla_backend_optimization_level=0"):
+    if flag.partition("=")[0] not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
 
 
@@ -357,6 +355,16 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     work.mkdir()
     monkeypatch.chdir(work)
     return folder
+
+
+@pytest.fixture
+def no_kernels_trusted(home: Path) -> Iterator[None]:
+    """No verdict about a kernel of ours is in memory or in a file, before and after the test."""
+    from anydevice._ops import trusted_kernels
+
+    trusted_kernels.forget()
+    yield
+    trusted_kernels.forget()
 
 
 _FAKED = ("torch", "jax", "jaxlib", "mlx", "mlx.core", "cupy", "pyopencl")

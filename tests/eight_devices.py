@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"}
 
 
 def on_eight_devices(program: str, folder: Path | None = None) -> str:

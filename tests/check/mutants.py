@@ -1173,6 +1173,46 @@ mutant("update_lion", "the sign of zero is one")(
 )
 
 
+# Right for every fixed case, and wrong in calls that are drawn
+
+
+def wrong_where(condition: Op, by: float = 1.01) -> Op:
+    """The result is too large for some arguments."""
+
+    def wrong(right: Op, *given: Any, **how: Any) -> Any:
+        result = right(*given, **how)
+        return result * result.dtype.type(by) if condition(*given, **how) else result
+
+    return wrong
+
+
+mutant("attention", "queries above 100", short=True)(
+    wrong_where(lambda q, *given, **how: np.abs(q).max() > 100)
+)
+mutant("attention", "infinity in a key is the largest number")(
+    argument(1, lambda k: np.where(np.isposinf(k), np.float32(1e30), k))
+)
+mutant("softmax", "rows above 262,144", short=True)(
+    wrong_where(lambda x, axis=-1: x.shape[axis] > 262_144)
+)
+mutant("softmax", "along the first of three axes", short=True)(
+    wrong_where(lambda x, axis=-1: x.ndim == 3 and axis % 3 == 0)
+)
+mutant("softmax", "of four axes")(wrong_where(lambda x, axis=-1: x.ndim == 4))
+mutant("softmax", "0.05 % too large in rows of 200,003")(
+    wrong_where(lambda x, axis=-1: x.shape[axis] >= 200_003, 1.0005)
+)
+mutant("matmul", "an operand above 2**20 elements", short=True)(
+    wrong_where(lambda a, b: max(a.size, b.size) > 2**20)
+)
+mutant("conv2d", "a stride of 3", short=True)(
+    wrong_where(lambda *given, stride=1, **how: stride == 3)
+)
+mutant("sin cos", "finite numbers above 100", short=True)(
+    lambda right, x: np.where(np.abs(x) > 100, right(x) * np.float32(0.99), right(x))
+)
+
+
 class KernelMutant(NamedTuple):
     """One of our OpenCL kernels with another text somewhere."""
 

@@ -90,7 +90,7 @@ def test_a_norm_that_drops_the_last_element_is_caught(replace: Replace) -> None:
 
 def test_a_softmax_that_adds_up_in_16_bits_is_caught(replace: Replace) -> None:
     def short(x: Any, axis: int) -> Any:
-        powers = np.exp(x - x.max(axis, keepdims=True))
+        powers = np.exp(x - x.max(axis, keepdims=True, initial=-np.inf))
         return powers / powers.sum(axis, keepdims=True, dtype=x.dtype)
 
     replace("numpy", softmax=short)
@@ -176,10 +176,12 @@ def test_a_case_that_is_left_out_is_said(replace: Replace) -> None:
 
     replace("numpy", softmax=short_only)
     cell = only("softmax")
-    total = len(TABLE["softmax"].cases)
     assert cell.state == "right"
-    assert cell.cases == total - 1
-    assert cell.reason == f"{total - 1} of {total} cases; very long: rows are too long; cut them"
+    assert cell.cases > len(TABLE["softmax"].cases)  # draws are counted where they are supported
+    assert (
+        cell.reason
+        == f"{cell.cases} of {cell.cases + 1} cases; very long: rows are too long; cut them"
+    )
 
 
 def test_the_worst_case_is_named(replace: Replace) -> None:
@@ -215,7 +217,7 @@ def test_arrays_whose_elements_lie_apart_are_really_placed_so() -> None:
     seen = []
 
     def look(x: Any, engine: Any) -> Any:
-        placed = trials._place_strided(x, engine, Device("cpu"))
+        placed = trials._place_as("transposed", x, engine, Device("cpu"))
         assert_same_bits(placed, x, because="it is only copied")
         seen.append(placed.flags.c_contiguous)
         return placed
@@ -270,10 +272,11 @@ def test_verdicts_are_plain_data_too() -> None:
     data = json.loads(json.dumps(verdicts.to_dict()))
     assert data["right"] is True
     assert data["quick"] is True
+    assert data["seed"] == verdicts.seed
     assert data["counts"] == {**dict.fromkeys(STATES, 0), "right": 1}
     known = {"op": "add", "of": "value", "dtype": "float32", "device": "cpu", "engine": "numpy"}
     empty = dict.fromkeys(("case", "reason", "largest_error", "code"))
-    assert data["cells"][0] == {**known, "state": "right", "cases": 1, **empty}
+    assert data["cells"][0] == {**known, "state": "right", "cases": 2, **empty}
     assert len(verdicts) == 1
     assert verdicts.cells[0]
 
@@ -327,7 +330,7 @@ def test_a_quick_run_takes_one_dtype_of_each_kind_and_every_op() -> None:
     verdicts.insist()
     assert {cell.op for cell in verdicts} == set(TABLE)
     assert {cell.dtype for cell in verdicts} == {"float32", "bfloat16", "float64", "int32", "bool"}
-    assert all(cell.cases == 1 for cell in verdicts)
+    assert all(cell.cases == 2 for cell in verdicts), "the first case and a draw"
     asked = verify("softmax", engines="numpy", dtypes=["float16", "bfloat16"], quick=True)
     assert [cell.dtype for cell in asked] == ["float16", "bfloat16"]
 

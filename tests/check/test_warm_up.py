@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +19,7 @@ from tests.refusals import refuses
 
 CARD = "opencl:0"
 
-
-@pytest.fixture(autouse=True)
-def clean(home: Path) -> Iterator[None]:
-    trusted_kernels.forget()
-    yield
-    trusted_kernels.forget()
+pytestmark = pytest.mark.usefixtures("no_kernels_trusted")
 
 
 @pytest.fixture

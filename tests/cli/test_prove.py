@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
+import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -40,6 +42,23 @@ def test_a_proof_and_its_certificate(anydevice: Anydevice) -> None:
     )
     out = anydevice.text("prove", "net.onnx", "true.vnnlib", "--check", "p.proof")
     assert re.fullmatch(r"proved again, in float32, \d+ parts\n", out)
+
+
+def test_a_check_without_an_execution_says_so(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anydevice.text("prove", "net.onnx", "true.vnnlib", "--certificate", "p.proof")
+    for name in ("onnx", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, name, None)
+    check = ("prove", "net.onnx", "true.vnnlib", "--check", "p.proof")
+    out = anydevice.text(*check, "--results", "result", code=0)
+    words = "checked for the network as read; reading not compared with an execution, in float32, "
+    assert out.startswith(words)
+    assert Path("result").read_text() == "unknown\n"
+    assert anydevice.text(*check, code=3) == out
+    assert anydevice.json(*check, code=3)["result"] == "checked"
+    err = anydevice.refusal("prove", "net.onnx", "true.vnnlib")
+    assert "pip install onnx onnxruntime" in err
 
 
 def test_one_part_is_said_as_one(anydevice: Anydevice) -> None:
@@ -311,6 +330,17 @@ def test_a_refused_certificate_names_the_leaf(anydevice: Anydevice) -> None:
     code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", "--check", "p.proof")
     assert code == 1
     assert "another file than net.onnx" in err
+
+
+def test_a_certificate_that_unpacks_to_more_than_64_mib_is_refused(anydevice: Anydevice) -> None:
+    check = ("prove", "net.onnx", "true.vnnlib", "--check", "p.proof")
+    anydevice("prove", "net.onnx", "true.vnnlib", "--certificate", "p.proof")
+    first, _, packed = Path("p.proof").read_bytes().partition(b"\n")
+    header, _, rest = zlib.decompress(packed).partition(b"\n")
+    padded = header + b" " * (64 << 20) + b"\n" + rest
+    Path("p.proof").write_bytes(first + b"\n" + zlib.compress(padded, 1))
+    assert "unpacks to over 64 MiB" in anydevice.refusal(*check)
+    assert anydevice(*check, "--unpack", "65")[0] == 0
 
 
 def test_a_cold_start_is_quick(process: Process) -> None:

@@ -329,6 +329,14 @@ def test_an_answer_of_another_shape_is_wrong() -> None:
     refused(by_library, "torch", r"the shape is \(1, 16\)")
 
 
+@pytest.mark.parametrize("instead", [None, "text"])
+def test_a_constant_in_place_of_an_array_is_wrong(instead: object) -> None:
+    def by_library(x: Any) -> Any:
+        return x, x if isinstance(x, np.ndarray) else instead
+
+    refused(by_library, "torch", rf"\[1\]: {instead!r} instead of an array of shape \(5, 16\)")
+
+
 def test_whole_numbers_and_several_outputs() -> None:
     def both(x: Any, y: Any) -> Any:
         return {
@@ -350,7 +358,7 @@ def test_the_tolerance_follows_the_model() -> None:
     tolerance = Tolerance(2.0**-24, 64.0)
     here, changed = np.array([1.0, 26.0, 2.5]), np.array([1.0, -3.5, 2.0])
     compared = tolerance.compared(here, exact, [changed])
-    np.testing.assert_allclose(compared.allowed, 64 * np.array([2.0**-23, 0.5, 2.0**-23]))
+    np.testing.assert_allclose(compared.allowed, 64 * np.array([2.0**-22, 0.5, 2.0**-22]))
     assert (compared.wrong, compared.worst) == (1, (2,))
     assert compared.largest == pytest.approx(30 / 32)
     number = tolerance.compared(np.array(3.0), np.array(2.0), [np.array(2.0)])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice._core.finding import Facts, same_card
+from anydevice._core.device import Device
+from anydevice._core.finding import Facts, Finding, same_card
 
 CARD = "GPU-4f2a6b1c-0d3e-8f57-91aa-b2c3d4e5f607"
 OTHER = "GPU-00112233-4455-6677-8899-aabbccddeeff"
@@ -53,3 +54,11 @@ def test_one_card(one: Facts, two: Facts) -> None:
 def test_not_known_to_be_one_card(one: Facts, two: Facts) -> None:
     assert not same_card(one, two)
     assert not same_card(two, one)
+
+
+def test_the_keys_of_a_finding_in_json_stay() -> None:
+    finding = Finding("cpu", True, True, "stable", (Device("cpu"),))
+    assert set(finding.to_dict()) == {
+        *("backend", "present", "usable", "tier", "devices", "stage", "reasons", "fix", "notes"),
+        *("code", "reason"),
+    }

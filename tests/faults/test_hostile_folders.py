@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from anydevice._ops import trusted_kernels
 from anydevice._ops.trusted_kernels import kernels_file
 from tests.conftest import BuildLibrary
 from tests.faults.damage import huge, zeros
-from tests.programs import run_python
+from tests.programs import output_of, run_python
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="owners and rights as POSIX has them")
 
@@ -273,6 +274,35 @@ def test_a_file_of_others_is_not_used(home: Path, how: Callable[[Path], None], n
     plant(how, home / name)
     with pytest.warns(UserWarning, match=rf"{name} (is not used|cannot be read) \((it|the link) "):
         assert believed() == [each for each in ALL if each != name]
+
+
+ANOTHER_USER = """
+import os
+from anydevice._machine.settings import files
+from tests.faults.test_hostile_folders import prepare_a_home
+os.setgroups([]), os.setgid(54321), os.setuid(54321)
+prepare_a_home()
+(files.compiled_folder("jax") / "x-cache").write_bytes(b"code")
+"""
+
+
+def test_kernels_code_and_verdicts_that_another_user_made_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can run a process of another user")
+    monkeypatch.chdir(tmp_path)
+    with tempfile.TemporaryDirectory() as home:  # where the other user may enter
+        os.chown(home, 54321, 54321)
+        monkeypatch.setenv("ANYDEVICE_HOME", home)
+        output_of("-c", ANOTHER_USER, cwd=Path(__file__).parents[2])
+        for folder in (None, home, f"{home}/compiled"):  # ours from now on
+            if folder is not None:
+                os.chown(folder, 0, 0)
+            with pytest.warns(UserWarning, match="belongs to another user"):
+                assert believed() == []
+            with pytest.warns(UserWarning, match="compiled code is not kept in .* to another user"):
+                assert files.compiled_folder("jax") is None
 
 
 def test_compiled_code_is_kept_in_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

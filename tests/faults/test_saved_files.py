@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -138,6 +140,49 @@ def test_a_second_training_on_one_file_is_refused_until_the_first_has_ended(tmp_
         os.killpg(first.pid, signal.SIGKILL)
         first.communicate()
     assert sorted(os.listdir(tmp_path)) == [link.name, "other.safetensors", path.name]
+
+
+LOOP = """
+import os, sys, time
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+from test_saved_files import own_loop
+
+training = own_loop()
+training.save(sys.argv[2])
+print("saved", flush=True)
+time.sleep(60)
+"""
+
+
+def own_loop() -> nn.Training:
+    x = np.ones((8, 4), np.float32)
+    model = nn.Model(nn.Dense(4, 4), device=anydevice.device("cpu", engine="torch"))
+    return nn.Training(model, nn.AdamW(1e-2), [(x, x)], "mean_squared_error", optimize="none")
+
+
+def test_of_two_processes_with_loops_of_their_own_one_may_save_to_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path, other = tmp_path / "run.safetensors", tmp_path / "other.safetensors"
+    command = [sys.executable, "-c", LOOP, __file__, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+        try:
+            assert first.stdout.readline() == "saved\n"
+            before, training = path.read_bytes(), own_loop()
+            for save in (partial(training.save, path), partial(train, path, resume=True)):
+                with pytest.raises(ConfigurationError, match=f"process {first.pid} on"):
+                    save()
+            assert path.read_bytes() == before
+            training.save(other)
+        finally:
+            first.kill()
+    training.save(path)
+    second = own_loop()  # as in a notebook whose cell runs again
+    second.load(path)
+    second.save(path)
+    assert [name for name in os.listdir(tmp_path) if "lock" in name] == [".run.safetensors.lock"]
+    del training, second
+    gc.collect()
+    assert sorted(os.listdir(tmp_path)) == [other.name, path.name]
 
 
 def test_training_works_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

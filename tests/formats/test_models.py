@@ -431,14 +431,22 @@ def defined(text: str) -> Any:
     return names["f"]
 
 
-def test_functions_are_told_by_name_and_those_without_one_by_what_they_do() -> None:
+def test_functions_are_told_apart_by_name_code_closure_and_defaults() -> None:
     def alike(one: str, other: str) -> bool:
         before, now = fingerprint(defined(one)), fingerprint(defined(other))
         return setting_difference(before, now, "loss") is None
 
     named = "def f(x):\n return {}"
     within = "def around(k):\n def f(x):\n  return x * k\n return f\nf = around({})"
-    assert alike(named.format("x"), named.format("x + 1"))
+    helper = "def g(x):\n return x * {}\ndef f(x):\n return g(x)"
+    wrapped = "def times(g):\n @wraps(g)\n def f(x):\n  return 2 * g(x)\n return f\n"
+    wrapped = f"from functools import wraps\n{wrapped}@times\ndef f(x):\n return x + {{}}"
+    array = f"import numpy\n{within.format('numpy.array([1.0, {}])')}"
+    for text in (named, helper, wrapped, array, "def f(x, *, k={}):\n return f and x * k"):
+        assert alike(text.format(1), text.format(1))
+        assert not alike(text.format(1), text.format(2))
+    assert not alike(f"{named.format('g(x)')}\ng = abs", f"{named.format('h(x)')}\nh = abs")
+    assert alike("def f(x):\n 'Old.'\n return x", "def f(x):\n 'New.'\n return x")
     assert not alike(named.format("x"), named.replace("f(", "g(").format("x") + "\nf = g")
     assert alike("f = lambda x: x in {'a', 'b'}", "f = lambda x: x in {'b', 'a'}")
     assert not alike("f = lambda x: x + 1", "f = lambda x: x + 2")

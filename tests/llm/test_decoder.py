@@ -122,12 +122,6 @@ def test_a_cache_changes_nothing(anywhere: Runner, parameters: Any, expected: An
     close(cached(anywhere, plain, anywhere.put(parameters), 4), expected)
 
 
-def test_compiled_is_the_same(trained: Runner, parameters: Any, expected: Any) -> None:
-    forward = trained.compiled(whole_logits, static=["description"])
-    logits = forward(SHAPE, trained.put(parameters), trained.put(IDS))
-    close(trained.get(logits), expected)
-
-
 def test_one_compilation_serves_all_tokens(trained: Runner, parameters: Any, expected: Any) -> None:
     ran = []
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import sys
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unicodedata import ucd_3_2_0
 
 import numpy as np
 import pytest
@@ -20,11 +22,12 @@ from anydevice._core.trees import leaves
 from anydevice._formats import load as loading
 from anydevice._formats.gguf import read_gguf
 from anydevice._llm.description import describe
-from anydevice._llm.tokenizer import SPLITTINGS, Tokenizer
+from anydevice._llm.tokenizer import GPT2, SPLITTINGS, Tokenizer
 from anydevice._llm.weights import load_parameters
 from anydevice._plan.config import read_config
 from anydevice._plan.model import shape_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
+from anydevice.llm import load
 from tests.comparing import SAME_PROGRAM, assert_same_integers, assert_same_values
 
 gguf = pytest.importorskip("gguf")
@@ -217,6 +220,15 @@ def test_a_plan_of_a_file_is_that_of_the_folder(tmp_path: Path) -> None:
     assert replace(ours, name="", rounding=0) == replace(theirs, name="", rounding=0)
 
 
+def sized(folder: Path, architecture: str, numbers: Any) -> Path:
+    writer = gguf.GGUFWriter(folder / "x.gguf", architecture)
+    for key, value in {**NUMBERS, **numbers}.items():
+        writer_of(writer, value)(f"{architecture}.{key}", value)
+    add(writer, "token_embd.weight", np.zeros((97, 32), np.float32), "F32")
+    finish(writer)
+    return folder / "x.gguf"
+
+
 @pytest.mark.parametrize(
     ("architecture", "numbers", "said"),
     [
@@ -230,13 +242,16 @@ def test_a_plan_of_a_file_is_that_of_the_folder(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_exact_match(tmp_path: Path, architecture: str, numbers: Any, said: str) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", architecture)
-    for key, value in {**NUMBERS, **numbers}.items():
-        writer_of(writer, value)(f"{architecture}.{key}", value)
-    add(writer, "token_embd.weight", np.zeros((97, 32), np.float32), "F32")
-    finish(writer)
+    file = sized(tmp_path, architecture, numbers)
     with pytest.raises(UnsupportedError, match=rf"x\.gguf.*{said}"):
-        read_config(tmp_path / "x.gguf")
+        read_config(file)
+
+
+@pytest.mark.parametrize("key", [*NUMBERS, "attention.key_length", "rope.dimension_count"])
+def test_sizes_of_zero_are_refused(tmp_path: Path, key: str) -> None:
+    file = sized(tmp_path, "llama", {"rope.dimension_count": 8, key: 0})
+    with pytest.raises((ConfigurationError, UnsupportedError), match=r"x\.gguf"):
+        load(file, device="cpu")
 
 
 def test_types_that_are_not_read_are_refused_by_name(tmp_path: Path) -> None:
@@ -338,6 +353,30 @@ def test_digits_are_split_before_spaces_are_joined(tmp_path: Path) -> None:
     assert plain.encode("    12")[: len(alone)] != plain.encode("    ")
 
 
+@pytest.mark.parametrize("pre", ["smollm", "starcoder", "refact"])
+def test_numeric_characters_of_every_script_are_split_alone(tmp_path: Path, pre: str) -> None:
+    """As by `Digits` (Nd, Nl and No) of the models' `tokenizer.json`, and by llama.cpp's `\\p{N}`.
+
+    The conversion in transformers has no such step: it joins the space and a part of the ½ in " ½".
+    """
+    from tokenizers import Regex, pre_tokenizers
+
+    own = tokenizer_of(tokenizer_file(tmp_path, byte_level(pre)))._backend.pre_tokenizer
+    patterns = [pre_tokenizers.Split(Regex(x), "isolated") for x in (r"\p{N}", GPT2)]
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    by_patterns = pre_tokenizers.Sequence([*patterns, last])
+    # Characters that an old Unicode has already: libraries learn newer ones at different times.
+    characters = [x for x in map(chr, range(0x20000)) if ucd_3_2_0.category(x) not in ("Cn", "Cs")]
+    numeric = [x for x in characters if unicodedata.category(x) in ("Nd", "Nl", "No")]
+    assert {*"①½²Ⅷ٣৩"} < {*numeric}
+    for x in numeric:
+        parts = own.pre_tokenize_str(f"x {x}{x}")
+        assert [where for _, where in parts] == [(0, 1), (1, 2), (2, 3), (3, 4)], x
+        assert parts == by_patterns.pre_tokenize_str(f"x {x}{x}")
+    for x in characters[::50]:
+        assert own.pre_tokenize_str(f"x {x}") == by_patterns.pre_tokenize_str(f"x {x}"), x
+
+
 def test_bos_is_added_where_the_file_says_so(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tokenizer_file(tmp_path, byte_level("gpt-2", add_bos_token=True)))
     assert tokenizer.encode("a")[0] == 0
@@ -400,7 +439,7 @@ def test_smollm2_gives_the_logits_of_transformers(smollm2: Path) -> None:
 
 @pytest.mark.soak
 def test_smollm2_has_the_tokens_of_transformers(smollm2: Path) -> None:
-    """But for spaces in front of digits, which its conversion splits as no SmolLM2 does."""
+    """But for spaces in front of digits, which its conversion joins as no SmolLM2 does."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
     ours = tokenizer_of(smollm2)

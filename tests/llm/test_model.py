@@ -25,6 +25,7 @@ from anydevice._plan.config import as_config
 from anydevice._plan.families import ARCHITECTURES, ForwardSpec, ModelFamily
 from anydevice._plan.plan import plan_inference
 from anydevice.errors import ConfigurationError, UnsupportedError
+from tests.programs import run_python
 
 
 def changed(stories: Path, folder: Path, name: str, **values: Any) -> Path:
@@ -186,3 +187,35 @@ def test_files_and_free_memory_are_read_in_each_load(stories: Path, tmp_path: Pa
         with testing.fake_machine(cuda=1, memory=memory):
             free.append(llm.load(folder, "cuda").plan.free)
     assert free[0] < 2**30 < free[1]
+
+
+STREAMING = """
+import sys, threading
+import anydevice
+from anydevice import llm
+from anydevice.errors import DeviceNotFoundError
+
+def stream(model):
+    next(model.stream("Once upon a time", 100))
+    reached.release()
+    while True:
+        for _ in model.stream("Once upon a time", 100):
+            pass
+
+models, reached = [], threading.Semaphore(0)
+for engine, backend in {"torch": "cpu", "jax": "cpu", "mlx": "cpu", "opencl": "opencl"}.items():
+    try:
+        models.append(llm.load(sys.argv[1], anydevice.device(backend, engine=engine)))
+    except DeviceNotFoundError:
+        pass
+for model in models:
+    threading.Thread(target=stream, args=(model,), daemon=True).start()
+for _ in models:
+    reached.acquire()
+"""
+
+
+def test_threads_that_stream_while_python_ends_end_quietly(stories: Path) -> None:
+    """Python stops them where they return from a library, and C++ would abort the process."""
+    ended = run_python("-c", STREAMING, str(stories))
+    assert (ended.returncode, ended.stderr) == (0, "")

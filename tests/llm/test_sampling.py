@@ -246,6 +246,7 @@ def test_seeds_of_a_batch_count_on_and_may_be_large() -> None:
         ("temperature", float("nan")),
         ("temperature", "hot"),
         ("temperature", True),
+        ("logprobs", 5),
         ("top_k", -1),
         ("top_k", 2.5),
         ("top_p", 0.0),

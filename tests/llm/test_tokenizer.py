@@ -22,7 +22,7 @@ from anydevice.errors import ConfigurationError, UnsupportedError
 from tests.llm import tokenizer_files
 from tests.llm.test_text import cut, streamed
 from tests.llm.tokenizer_files import BYTES, UNIGRAM, WORDS, Values, changed
-from tests.programs import output_of
+from tests.programs import output_of, run_python
 
 pytest.importorskip("tokenizers")
 
@@ -240,6 +240,7 @@ BOMBS: dict[str, tuple[str, list[Values]]] = {
     "bytes of bytes": ("pre_tokenizer", [BYTES["decoder"] | {"use_regex": False}] * 30),
     "decoding": ("decoder", [REPLACES] * 30),
     "suffixes": ("decoder", [{"type": "BPEDecoder", "suffix": ""}] * 30),
+    "prefixes": ("normalizer", [{"type": "Prepend", "prepend": "a" * 2_000_000}]),
 }
 
 
@@ -249,6 +250,29 @@ def test_a_text_cannot_grow_without_end(bomb: str) -> None:
     inner = part.replace("_", "") + "s"
     with pytest.raises(ConfigurationError, match="a short text would become a very long one"):
         made(changed(BYTES, **{part: {"type": "Sequence", inner: steps}}))
+
+
+IN_LITTLE_MEMORY = """
+import resource, sys
+from anydevice._llm.tokenizer import Tokenizer
+resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, 4 * 2**30))
+Tokenizer.from_folder(sys.argv[1])
+"""
+
+
+def test_a_normalizer_is_bounded_before_it_runs_on_added_tokens(tmp_path: Path) -> None:
+    token = tokenizer_files.added("l" * 9)[0] | {"special": False, "normalized": True}
+    bomb = {"type": "Sequence", "normalizers": [REPLACES] * 30}
+    folder_with(tmp_path, {"tokenizer.json": changed(BYTES, added_tokens=[token], normalizer=bomb)})
+    said = run_python("-c", IN_LITTLE_MEMORY, str(tmp_path)).stderr
+    assert "a short text would become a very long one" in said
+
+
+@pytest.mark.parametrize("affix", ["continuing_subword_prefix", "end_of_word_suffix"])
+def test_the_affix_of_each_part_of_a_word_is_bounded(affix: str) -> None:
+    model = BYTES["model"] | {"merges": [], affix: "a" * 2_000_000}
+    with pytest.raises(ConfigurationError, match="a short text would become a very long one"):
+        made(changed(BYTES, model=model))
 
 
 def test_special_tokens_without_end_are_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -26,6 +26,8 @@ from anydevice.errors import AnyDeviceError
 from tests.refusals import refuses
 
 CARD = "opencl:0"
+
+pytestmark = pytest.mark.usefixtures("no_kernels_trusted")
 KEPT = ("kernel 7", "float32", CARD)
 
 
@@ -33,13 +35,6 @@ def cell(
     op: str = "softmax", state: State = "right", dtype: str = "float32", of: Of = "kernel"
 ) -> Cell:
     return Cell(op, of, dtype, CARD, "opencl", state, 5)
-
-
-@pytest.fixture(autouse=True)
-def clean(home: Path) -> Iterator[None]:
-    trusted_kernels.forget()
-    yield
-    trusted_kernels.forget()
 
 
 @pytest.fixture

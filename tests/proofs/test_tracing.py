@@ -279,6 +279,7 @@ def test_what_torch_models_do_elsewhere_is_refused() -> None:
         (UnsupportedError, "Forward", torch_module(lambda x: x * 2 if x.sum() > 0 else x)),
         (VerificationError, "other outputs", torch_module(lambda x: x * next(calls))),
         (UnsupportedError, "in place", torch_module(change_in_place)),
+        (UnsupportedError, "nothing but padding", nn.MaxPool1d(2, 1, padding=1, dilation=5)),
         (UnsupportedError, r"1 Softplus", nn.Sequential(nn.Linear(4, 4), nn.Softplus())),
         (ConfigurationError, "training mode", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))),
         (ConfigurationError, r"1\.weight", broken),
@@ -402,3 +403,23 @@ def test_a_last_softmax_is_left_out_for_classes(library: str) -> None:
     if library == "torch":
         rows = nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1))
         assert not lower(rows, (2, 4), classes=True).dropped
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda torch, x: x.reshape(2, 1) * torch.sigmoid(x),
+        lambda torch, x: torch.minimum(x, torch.zeros(3, 1)),
+        lambda torch, x: torch.maximum(x, torch.zeros(3, 1)),
+        lambda torch, x: torch.where(x > torch.zeros(3, 1), x, torch.zeros(3, 1)),
+        lambda torch, x: x * 0.5 * (torch.erf(x / 2**0.5) + torch.ones(3, 1)),
+    ],
+)
+def test_constants_of_another_shape_broadcast(function: Callable[[Any, Any], Any]) -> None:
+    torch: Any = pytest.importorskip("torch")
+    model = torch_module(lambda x: function(torch, x))
+    try:
+        lowered = lower(model, (2,))
+    except UnsupportedError:  # a part of a GELU
+        return
+    assert lowered.network.outputs == model(torch.zeros(1, 2)).numel()

@@ -50,6 +50,20 @@ def training_of(case: Any, data: Any = DATA, **options: Any) -> nn.Training:
     return nn.Training(model, optimizer, data, **options)
 
 
+def losses_of(
+    training: nn.Training, epochs: int, path: Path, stop: int | None = None
+) -> list[float]:
+    """The loss of each step; after `stop` steps the training is saved, and ends."""
+    losses: list[float] = []
+    for _ in training.epochs(epochs):
+        for batch in training:
+            losses.append(float(training.step(batch)))
+            if len(losses) == stop:
+                training.save(path)
+                return losses
+    return losses
+
+
 def by_hand(case: Any) -> list[float]:
     """The mean loss of each epoch, over its rows."""
     model = case.model()
@@ -165,24 +179,13 @@ def test_a_training_that_is_resumed_is_the_same_bit_for_bit(case: Any, tmp_path:
 
 
 def test_a_loop_goes_on_in_the_middle_of_an_epoch(quick: Any, tmp_path: Path) -> None:
-    def steps(training: nn.Training, stop: int | None = None) -> list[float]:
-        losses = []
-        for _ in training.epochs(2):
-            for batch in training:
-                losses.append(float(training.step(batch)))
-                if len(losses) == stop:
-                    training.save(path)
-                    return losses
-        return losses
-
     path = tmp_path / "run.safetensors"
-    first = training_of(quick, accumulate=2)
-    whole = steps(first)
-    begun = steps(training_of(quick, accumulate=2), stop=4)
+    whole = losses_of(first := training_of(quick, accumulate=2), 2, path)
+    begun = losses_of(training_of(quick, accumulate=2), 2, path, stop=4)
     again = training_of(quick, accumulate=2)
     again.load(path)
     assert (again.epoch, again.position) == (2, 1)
-    assert begun + steps(again) == whole
+    assert begun + losses_of(again, 2, path) == whole
     assert_same(quick.weights(again.model), quick.weights(first.model))
 
 
@@ -395,14 +398,7 @@ def test_a_loader_with_its_own_generator_goes_on_in_its_order(torch: Any, tmp_pa
         taken = training_of(case, DataLoader(rows, 4, shuffle=True, generator=generator))
         if load:
             taken.load(path)
-        found = []
-        for _ in taken.epochs(3):
-            for batch in taken:
-                found.append(float(taken.step(batch)))
-                if len(found) == stop:
-                    taken.save(path)
-                    return found
-        return found
+        return losses_of(taken, 3, path, stop)
 
     whole = losses()
     for stop in (2, 6, 9):  # at the start, at the end of an epoch, in the second one

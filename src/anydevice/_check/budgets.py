@@ -38,13 +38,18 @@ def growth(length: int) -> float:
     return 8.0 + 2 * math.sqrt(length) + min(length, 4096) / 16
 
 
-def one_by_one(length: int) -> float:
+def one_by_one(length: Any) -> Any:
     """Return the error of adding up exponentials: those after the largest are rounded to its units.
 
     >>> one_by_one(4096)
     328.0
     """
-    return 8.0 + math.sqrt(length) + length / 16
+    return 8.0 + length**0.5 + length / 16
+
+
+def _in_sum(logarithms: Array, axis: Any) -> Array:
+    """Count the exponentials that are not lost beside their sum, of which these are parts."""
+    return np.asarray((logarithms > -52).sum(axis, keepdims=True))
 
 
 def exact(want: Any, coarse: float, *arguments: Any, **options: Any) -> float:
@@ -136,14 +141,14 @@ def of_softmax(want: Array, coarse: float, x: Array, axis: int = -1) -> Array:
     if not x.size:
         return np.zeros(x.shape)
     below = np.abs(x - x.max(axis, keepdims=True))
-    return want * (one_by_one(x.shape[axis]) + 16 + 2 * below)
+    return want * (one_by_one(_in_sum(-below, axis)) + 16 + 2 * below)
 
 
 def of_log_softmax(want: Array, coarse: float, x: Array, axis: int = -1) -> Array:
     if not x.size:
         return np.zeros(x.shape)
     largest = np.where(np.isfinite(x), np.abs(x), 0).max(axis, keepdims=True)
-    return one_by_one(x.shape[axis]) + 16 + 4 * (np.abs(want) + largest)
+    return one_by_one(_in_sum(want, axis)) + 16 + 4 * (np.abs(want) + largest)
 
 
 def of_logsumexp(want: Array, coarse: float, x: Array, *how: Any, **named: Any) -> Array:
@@ -159,7 +164,7 @@ def of_norm(want: Array, coarse: float, x: Array, *how: Any, **named: Any) -> Ar
 
 def of_diff(want: Array, coarse: float, x: Array, axis: int = -1, n: int = 1) -> float:
     """Return 0 for one difference; for several, units of the largest element."""
-    return 0.0 if n < 2 else 4.0**n * float(np.abs(x).max(initial=0))
+    return 0.0 if n < 2 else 4.0**n * float(np.abs(x[np.isfinite(x)]).max(initial=0))
 
 
 def of_rmsnorm(want: Array, coarse: float, x: Array, weight: Array, eps: float = 1e-6) -> Array:
@@ -216,7 +221,11 @@ def of_attention(
         inside += 32 * soft_cap
     if sinks is not None:
         inside = inside + 2 * np.abs(sinks)[:, None, None]
-    return averaged * (one_by_one(k.shape[2]) + 16 + growth(q.shape[-1]) * score + inside)
+    budget = averaged * (one_by_one(k.shape[2]) + 16 + growth(q.shape[-1]) * score + inside)
+    if coarse == 2.0**13:  # float16, whose small weights are subnormal
+        sums = np.nansum(np.abs(v), 2, keepdims=True)
+        budget = budget + sums.repeat(q.shape[1] // k.shape[1], 1)
+    return np.asarray(budget)
 
 
 def of_experts(

@@ -8,7 +8,12 @@ any dtype under test but float64 needs.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import product
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -16,16 +21,20 @@ import numpy as np
 from anydevice import _ops as ops
 from anydevice._check import reference
 from anydevice._check.cases.case import SMALLEST_NORMAL, Call, Case, Draw, Row
+from anydevice._check.cases.drawn import as_drawn
 from anydevice._check.compare import ROUNDING_UNIT, Difference, compare, computing_unit, leaves
 from anydevice._check.runners import scope_of
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.engine import Absent, Engine
-from anydevice._core.record import Record
+from anydevice._core.record import Record, replace
 
 Array = np.ndarray[Any, Any]
 
 GRADIENT_CASE = "small arguments"
+
+SHRINKING_SECONDS = 1.0
+"""The longest time for making a call smaller."""
 
 _STEP = 1e-5
 _ALLOWED = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-16, "float64": 1e-8}
@@ -80,7 +89,8 @@ def prepare(row: Row, case: Case, dtype: str, seed: int = 0) -> Trial:
 
 def run(trial: Trial, engine: Engine, device: Device) -> str | Difference | None:
     """Compute a trial; return what is wrong with its results, or `None`. Raises engines' errors."""
-    result = compute(trial.row, trial.call, engine, device, strided=trial.case.strided)
+    layout = trial.case.layout if trial.case.strided else ""
+    result = compute(trial.row, trial.call, engine, device, layout)
     for x in leaves(result):
         if not engine.owns(x):
             return f"gave a {type(x).__module__}.{type(x).__name__}, not an array of {engine.name}"
@@ -97,11 +107,34 @@ def run(trial: Trial, engine: Engine, device: Device) -> str | Difference | None
     return None
 
 
-def compute(row: Row, made: Call, engine: Engine, device: Device, *, strided: bool = False) -> Any:
+def run_draw(
+    trial: Trial, engine: Engine, device: Device, ends: float = inf
+) -> str | Difference | None:
+    """Run a trial; say what is wrong of a call made smaller (delta debugging: Zeller, 1999)."""
+    problem = run(trial, engine, device)
+    ends = min(ends, time.monotonic() + SHRINKING_SECONDS)
+    sizes = {size for x in trial.call.arrays() for size in x.shape if size > 1 and problem}
+    for size, half in product(sorted(sizes, reverse=True), (0, 1)):
+        made = mapped(trial.call, partial(_halve, size, half))
+        case = replace(trial.case, make=partial(as_drawn, made))
+        with suppress(Exception):  # sizes that do not fit each other
+            smaller = run_draw(prepare(trial.row, case, trial.dtype), engine, device, ends)
+            if smaller is not None or time.monotonic() > ends:
+                return smaller or problem
+    text = trial.call.describe(trial.row.op)
+    return replace(problem, call=text) if isinstance(problem, Difference) else problem
+
+
+def _halve(size: int, half: int, x: Array) -> Array:
+    """Cut all axes of one size to their first half, or their second."""
+    part = slice(size // 2, None) if half else slice(size // 2)
+    return x[tuple(part if n == size else slice(None) for n in x.shape)]
+
+
+def compute(row: Row, made: Call, engine: Engine, device: Device, layout: str = "") -> Any:
     """Run an op on a device; returns the result of its engine, and raises its errors."""
-    put = _place_strided if strided else place
     with scope_of(engine, device):
-        placed = mapped(made, lambda x: put(x, engine, device))
+        placed = mapped(made, lambda x: _place_as(layout, x, engine, device))
         function = row.function or getattr(ops, row.op)
         return function(*placed.arguments, **placed.options)
 
@@ -161,10 +194,18 @@ def place(x: Array, engine: Engine, device: Device) -> Any:
     return engine.place(x, device, narrow=x.dtype.kind in "iu")
 
 
-def _place_strided(x: Array, engine: Engine, device: Device) -> Any:
-    """Copy an array with its elements apart; of three axes, the last one stays contiguous."""
-    if x.ndim < 2:
+def _place_as(layout: str, x: Array, engine: Engine, device: Device) -> Any:
+    """Copy an array into a layout; transposed, of three axes the last one stays contiguous."""
+    if not (layout and x.ndim) or (layout == "transposed" and x.ndim < 2):
         return place(x, engine, device)
+    if layout == "reversed":
+        return ops.flip(place(np.flip(x).copy(), engine, device))
+    if layout != "transposed":  # x lies in a larger array
+        axis, step = (0 if layout == "offset" else -1), (2 if layout == "stepped" else 1)
+        twice = np.repeat(x, 2, axis) if step == 2 else np.concatenate([x, x], axis)
+        size = x.shape[axis]
+        start, stop = (size, 2 * size) if layout == "offset" else (0, step * size)
+        return ops.slice_axis(place(twice, engine, device), axis, start, stop, step)
     axes = list(range(x.ndim))
     one = -3 if x.ndim > 2 else -1
     axes[one], axes[-2] = axes[-2], axes[one]
@@ -207,7 +248,9 @@ def _read(result: Any, engine: Engine) -> Any:
 
 
 def _flush_subnormals(x: Array, dtype: str) -> Array:
-    return x if x.dtype.kind in "biu" else np.where(np.abs(x) < SMALLEST_NORMAL[dtype], x * 0, x)
+    if x.dtype.kind in "biu":
+        return x
+    return np.where(np.abs(x) < SMALLEST_NORMAL[dtype], np.copysign(x.dtype.type(0), x), x)
 
 
 def mapped(made: Call, change: Callable[[Array], Any]) -> Call:

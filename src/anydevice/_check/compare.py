@@ -48,6 +48,7 @@ class Difference(Record):
     allowed: float
     at: tuple[int, ...]
     wrong_elements: int
+    call: str = ""
 
     @property
     def excess(self) -> float:
@@ -58,7 +59,8 @@ class Difference(Record):
         place = f"[{', '.join(map(str, self.at))}]" if self.at else "its only element"
         more = f", {self.wrong_elements} elements are wrong" if self.wrong_elements > 1 else ""
         off = f"off by {self.error:.3g} where {self.allowed:.3g} is allowed"
-        return f"{self.got:.9g} instead of {self.want:.9g} at {place}, {off}{more}"
+        where = f" in {self.call}" if self.call else ""
+        return f"{self.got:.9g} instead of {self.want:.9g} at {place}, {off}{more}{where}"
 
 
 def computing_unit(dtype: str) -> float:

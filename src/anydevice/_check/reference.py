@@ -138,13 +138,14 @@ def _take(x: Array, indices: Array, axis: int = 0) -> Array:
 
 def _take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
     axis %= x.ndim
-    shape = tuple(indices.shape[axis] if at == axis else n for at, n in enumerate(x.shape))
-    result = np.full(shape, np.nan if x.dtype.kind == "f" else 0, x.dtype)
-    numbers = np.broadcast_to(indices, shape)
-    for place in np.argwhere((numbers >= 0) & (numbers < x.shape[axis])):
-        source = (*place[:axis], numbers[tuple(place)], *place[axis + 1 :])
-        result[tuple(place)] = x[source]
-    return result
+    others = [1 if at == axis else n for at, n in enumerate(x.shape)]
+    numbers = np.broadcast_to(indices, np.broadcast_shapes(indices.shape, others))
+    missing = np.nan if x.dtype.kind == "f" else 0
+    if not x.shape[axis]:
+        return np.full(numbers.shape, missing, x.dtype)
+    inside = (numbers >= 0) & (numbers < x.shape[axis])
+    taken = np.take_along_axis(x, np.where(inside, numbers, 0), axis)
+    return np.where(inside, taken, missing).astype(x.dtype)
 
 
 def _slice_axis(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:

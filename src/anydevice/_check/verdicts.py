@@ -71,7 +71,8 @@ def in_words(state: str) -> str:
 class Verdicts(Record):
     """All cells of one run, device by device in the order of the table of cases.
 
-    True where everything was decided and nothing is wrong, crashed or timed out.
+    True where everything was decided and nothing is wrong, crashed or timed out. `seed` draws the
+    same calls again.
 
     >>> cell = Cell("add", "value", "float32", "cpu", "numpy", "right", 3)
     >>> bool(Verdicts((cell,))), Verdicts((cell,)).counts()["right"]
@@ -81,6 +82,7 @@ class Verdicts(Record):
     cells: tuple[Cell, ...]
     seconds: float = 0.0
     quick: bool = False
+    seed: int = 0
 
     def __iter__(self) -> Iterator[Cell]:
         return iter(self.cells)
@@ -124,6 +126,7 @@ class Verdicts(Record):
         return {
             "right": bool(self),
             "quick": self.quick,
+            "seed": self.seed,
             "seconds": self.seconds,
             "counts": self.counts(),
             "cells": [cell.to_dict() for cell in self.cells],

@@ -6,6 +6,7 @@ cell. `warm_up` does the same for our own kernels alone, and compiles them ahead
 
 from __future__ import annotations
 
+import secrets
 import time
 import warnings
 from collections import defaultdict
@@ -21,6 +22,7 @@ from anydevice._arrays.memory.out_of_memory import as_oom_error, in_a_line
 from anydevice._check import checks as trials
 from anydevice._check.cases.case import Row
 from anydevice._check.cases.decoding import OTHERS
+from anydevice._check.cases.drawn import draw_cases
 from anydevice._check.cases.table import one_or_more, row_of, select
 from anydevice._check.compare import ROUNDING_UNIT, Difference
 from anydevice._check.runners import (
@@ -42,6 +44,7 @@ from anydevice._core.record import Record, replace
 from anydevice._engines.trust import Entry
 from anydevice._machine.choose.scope import device as choose_device
 from anydevice._ops import trusted_kernels
+from anydevice._ops.arguments import integer
 from anydevice.errors import UnsupportedError
 
 WARMED_UP = ("bfloat16", "float16", "float32")
@@ -52,6 +55,9 @@ QUICK_SECONDS = 55.0
 
 LIMIT, QUICK_LIMIT = 120.0, 20.0
 """Seconds after which one op in one dtype counts as timed out."""
+
+ALL_DRAWS, FEWEST_DRAWS, MOST_DRAWS = 6000, 12, 192
+"""Calls drawn for one engine, and for one op in one dtype; the fewer ops, the more of each."""
 
 MOST_FAILURES = 8
 """Restarts of one engine on one device after which the rest is not tried."""
@@ -66,12 +72,18 @@ OnOp = Callable[[tuple[Cell, ...]], None]
 
 
 class _Step(Record):
-    """One op in one dtype; `first` if it is the first of the op's dtypes."""
+    """One op in one dtype; `first` if it is the first of the op's dtypes.
+
+    `seed` draws `draws` calls, and `large` ones; with one, only the first case is taken.
+    """
 
     row: Row
     of: Of
     dtype: str
     first: bool = True
+    seed: int = 0
+    draws: int = FEWEST_DRAWS
+    large: int = 0
 
     def __str__(self) -> str:
         return f"{IN_WORDS[self.of]}{self.row.op} in {self.dtype}"
@@ -96,6 +108,7 @@ def verify(
     *,
     quick: bool = False,
     isolated: bool = True,
+    seed: int | None = None,
     progress: Progress | None = None,
     on_op: OnOp | None = None,
 ) -> Verdicts:
@@ -107,8 +120,12 @@ def verify(
     crashes or gives no answer, the cell is crashed or timed out, and the others go on. anydevice's
     own kernels have separate cells; one that fails is no longer used, in later processes either.
 
-    `quick` takes the first case of each op, one dtype of each kind and width (bfloat16 of those
-    with 16 bits), one device of each model, and no gradients, unless they are named. It takes at
+    Beside fixed cases, calls are drawn anew in each run, more of each op the fewer ops are named.
+    `seed` draws those of another run, whose `Verdicts` have it. The reason of a wrong draw names a
+    call that is as small as possible.
+
+    `quick` takes the first case and one drawn call of each op, one dtype of each kind and width
+    (bfloat16 of 16 bits), one device of each model, and no gradients, unless named. It takes at
     most a minute for each engine: every op is checked in its first dtype, and in other dtypes while
     there is time. Cells that are left over are "not reached", which does not count as right.
 
@@ -129,12 +146,14 @@ def verify(
     runners = find_runners(named or (), one_or_more(engines))
     if quick and not named:
         runners = _one_of_each_model(runners)
+    chosen = secrets.randbelow(2**32) if seed is None else integer("verify", "seed", seed)
+    how: dict[str, Any] = {"quick": quick, "isolated": isolated, "seed": chosen}
     cells: list[Cell] = []
-    for op_cells in _each_op(rows, kinds, runners, progress, quick=quick, isolated=isolated):
+    for op_cells in _each_op(rows, kinds, runners, progress, **how):
         cells += op_cells
         if on_op is not None:
             on_op(op_cells)
-    verdicts = Verdicts(tuple(cells), round(time.perf_counter() - began, 3), quick)
+    verdicts = Verdicts(tuple(cells), round(time.perf_counter() - began, 3), quick, chosen)
     refuse_wrong(verdicts)
     return verdicts
 
@@ -147,16 +166,18 @@ def _each_op(
     *,
     quick: bool,
     isolated: bool,
+    seed: int,
 ) -> Iterator[tuple[Cell, ...]]:
     """Yield the cells of each op on each device, as soon as they are decided."""
     done, spent = 0, defaultdict[str, float](float)
-    total = len(runners) * sum(1 for row in rows for _ in _steps(row, kinds, (), quick=quick))
+    count = sum(1 for row in rows for _ in _steps(row, kinds, (), quick=quick))
+    total, draws = len(runners) * count, 1 if quick else ALL_DRAWS // max(1, count)
     for number, here in enumerate(runners):
         budget, began = None, time.monotonic()
         if quick:  # what one device of an engine leaves over is for its others
             devices = sum(other.engine == here.engine for other in runners[number:])
             budget = (QUICK_SECONDS - spent[here.engine]) / devices
-        with closing(_Course(here, isolated=isolated, budget=budget)) as course:
+        with closing(_Course(here, seed, draws, isolated=isolated, budget=budget)) as course:
             ours = course.start()
             plan = [tuple(_steps(row, kinds, ours, quick=quick)) for row in rows]
             total += sum(step.of == "kernel" for steps in plan for step in steps)
@@ -207,9 +228,18 @@ def _steps(
 class _Course:
     """The steps of one engine on one device; those after `budget` seconds are not reached."""
 
-    def __init__(self, here: Runner, *, isolated: bool = True, budget: float | None = None) -> None:
+    def __init__(
+        self,
+        here: Runner,
+        seed: int,
+        draws: int,
+        *,
+        isolated: bool = True,
+        budget: float | None = None,
+    ) -> None:
         ask_in = in_a_child if isolated else in_this_process
-        self._here, self._quick = here, budget is not None
+        self._here, self._quick, self._seed = here, budget is not None, seed
+        self._draws = 1 if self._quick else min(MOST_DRAWS, max(FEWEST_DRAWS, draws))
         self._child = ask_in(here, answering)
         self._ends = inf if budget is None else time.monotonic() + budget
         self._failures, self._started = 0, False
@@ -273,7 +303,8 @@ class _Course:
     def _ask(self, step: _Step) -> _Verdict:
         left = self._ends - time.monotonic()
         limit = QUICK_LIMIT if self._quick else LIMIT
-        question = (step.row.op, step.of, step.dtype, self._quick)
+        large = (3 if self._draws == MOST_DRAWS else 1) if step.first and not self._quick else 0
+        question = (step.row.op, step.of, step.dtype, self._seed, self._draws, large)
         outcome = self._child.ask(question, limit=max(0.01, min(limit, left)))
         if outcome.how == "answered":
             *fields, spoiled = outcome.answer
@@ -322,11 +353,11 @@ def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callabl
             return list(trusted_kernels.kernels_of(here.engine, here.place))
         if question[0] == "compile_ahead":
             return _compiled_ahead(here, question[1])
-        op, of, dtype, quick = question
-        step = _Step(_row_of(op), of, dtype)
+        op, of, dtype, *draws = question
+        step = _Step(_row_of(op), of, dtype, True, *draws)
         kernels = (op,) if of == "kernel" else ()
         with _judging.native, trusted_kernels.on_trial(kernels, dtype, str(here.place)) as condemn:
-            verdict, raised = _judge(step, here, tell, quick=quick)
+            verdict, raised = _judge(step, here, tell)
             if verdict.state != "right":
                 condemn()
         return (*verdict.to_dict().values(), raised and _is_spoiled(here))
@@ -351,14 +382,14 @@ def _is_spoiled(here: Runner) -> bool:
     return False
 
 
-def _judge(
-    step: _Step, here: Runner, tell: Callable[[str], None], *, quick: bool
-) -> tuple[_Verdict, bool]:
+def _judge(step: _Step, here: Runner, tell: Callable[[str], None]) -> tuple[_Verdict, bool]:
     """Run a step; return its verdict, and whether the engine raised an error."""
     wrong: list[tuple[str, str | Difference]] = []
     lacking: list[tuple[str, UnsupportedError]] = []
     count, raised = 0, False
-    for name, check in _checks(step, quick=quick):
+    for name, check, is_draw in _checks(step):
+        if is_draw and (wrong or count == len(lacking)):
+            break
         tell(name)
         count += 1
         try:
@@ -370,7 +401,8 @@ def _judge(
                     continue
                 problem = check(engine, here.place)
         except UnsupportedError as error:
-            lacking.append((name, error))
+            count -= is_draw
+            lacking += [] if is_draw else [(name, error)]
         except Exception as error:  # an engine fails in any way it likes: that is a finding
             full = as_oom_error(error, here.place)
             if full is not None:  # it says nothing about the op
@@ -397,17 +429,18 @@ def _judge(
     return _Verdict("right", ran, reason=left_out, code=lack.code), False
 
 
-def _checks(step: _Step, *, quick: bool) -> Iterator[tuple[str, Check]]:
-    row, dtype = step.row, step.dtype
+def _checks(step: _Step) -> Iterator[tuple[str, Check, bool]]:
+    """Yield the name of each case, its check, and whether the case is a draw."""
+    row, dtype, quick = step.row, step.dtype, step.draws == 1
     cases = () if step.of == "gradient" else row.cases_for(dtype)
     for case in cases[:1] if quick else cases:
-        yield case.name, partial(trials.run, trials.prepare(row, case, dtype))
-    if step.of == "gradient":
-        gradient = trials.prepare_gradient(row, dtype)
-        yield trials.GRADIENT_CASE, partial(trials.run_gradient, gradient)
-    elif step.of == "kernel" and row.gradient and not quick:
-        gradient = trials.prepare_gradient(row, dtype)
-        yield _OF_A_KERNEL, partial(trials.run_gradient, gradient)
+        yield case.name, partial(trials.run, trials.prepare(row, case, dtype)), False
+    if step.of == "gradient" or (step.of == "kernel" and row.gradient and not quick):
+        name = trials.GRADIENT_CASE if step.of == "gradient" else _OF_A_KERNEL
+        yield name, partial(trials.run_gradient, trials.prepare_gradient(row, dtype)), False
+    for large, count in ((False, step.draws), (True, step.large)) if cases else ():
+        for case in draw_cases(row, dtype, step.seed, count, large=large):
+            yield case.name, partial(trials.run_draw, trials.prepare(row, case, dtype)), True
 
 
 def warm_up(
@@ -456,7 +489,7 @@ def _verify_kernels(here: Runner, entries: set[Entry], progress: Progress | None
     missing = sorted(entries.difference(trusted_kernels.load_trusted()))
     steps = [_Step(_row_of(op), "kernel", dtype) for op, dtype, _ in missing]
     saved = Kept((), ())
-    with closing(_Course(here)) as course:
+    with closing(_Course(here, secrets.randbelow(2**32), FEWEST_DRAWS)) as course:
         cells = []
         for number, step in enumerate(steps):
             if progress is not None:

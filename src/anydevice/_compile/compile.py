@@ -48,6 +48,7 @@ def compile(  # noqa: A001 - the public name
     verify: Any = None,
     properties: Sequence[Property | Claim] = (),
     gradients: bool = False,
+    seed: int | None = None,
 ) -> Compiled:
     """Compile a model for a device; call the result like the model.
 
@@ -63,9 +64,10 @@ def compile(  # noqa: A001 - the public name
       outputs; with "mixed", weights and outputs are float32 and computing is in 16 bits. Without
       it, "mixed" if the setting `mixed_precision` is on, else "float32".
     - `verify`: an example input, a tuple of several, or a dict of inputs by name. It runs on the
-      device, twelve times and then with other numbers and one more row, and on a float64
-      reference; an error that is too large raises `VerificationError` with the first layer that is
-      wrong. `report` says for which shapes and numbers that holds. `properties` are functions that
+      device twelve times, and so do inputs drawn from it with other numbers, numbers of rows and
+      lengths; all are compared with a float64 reference. An error that is too large raises
+      `VerificationError` with the first layer that is wrong. `report` says for which shapes and
+      numbers that holds, and the `seed` that repeats the draw. `properties` are functions that
       must hold for the example: they get the output, (y), or the input and the output, (x, y), as
       NumPy, and return true or false. Claims of `anydevice.proofs` among them hold for every input
       of their region: their certificates are checked again for the weights as compiled, and one
@@ -112,7 +114,7 @@ def compile(  # noqa: A001 - the public name
         )
     compiled = Compiled(model, moved, target, policy, optimize, notes, gradients=gradients)
     if original is not None:
-        compiled._verify(original, verify, functions)
+        compiled._verify(original, verify, functions, seed)
     if claims:
         compiled._prove(claims)
     return compiled
@@ -180,7 +182,7 @@ class Compiled:
         Raises `ConfigurationError` if the model does not take them, and `OutOfMemoryError` if
         the device runs out of memory.
         """
-        if self._detector is not None:
+        if self._detector is not None and self._detector.has_changed():
             self._update()
         if named:
             return self._moved_first(inputs, named)
@@ -222,7 +224,9 @@ class Compiled:
         self._start(adapter_of(self.model).moved(self.device, self.policy.parameters))
         self._is_outdated, self._proved = was_verified, proved
 
-    def verify(self, example: Any, properties: Sequence[Property] = ()) -> CompileReport:
+    def verify(
+        self, example: Any, properties: Sequence[Property] = (), seed: int | None = None
+    ) -> CompileReport:
         """Verify the model on its device against a float64 reference; see `compile`.
 
         An example is one input, a tuple of several, or a dict of inputs by name if the model has
@@ -231,10 +235,12 @@ class Compiled:
         """
         check_functions(properties)
         self._update()
-        self._verify(Original.of(adapter_of(self.model), self.policy), example, properties)
+        self._verify(Original.of(adapter_of(self.model), self.policy), example, properties, seed)
         return self.report
 
-    def _verify(self, original: Original, example: Any, properties: Sequence[Property]) -> None:
+    def _verify(
+        self, original: Original, example: Any, properties: Sequence[Property], seed: int | None
+    ) -> None:
         self._checked, self._is_outdated = None, False
         compilers = self._compilers.compilers
         compiler = compilers[0][1] if compilers else None
@@ -242,7 +248,7 @@ class Compiled:
         tolerance = tolerance_of(self.policy.compute, coarse_products=coarse)
         candidate = Candidate(self._adapter, self.device, self.policy, self, compiler, tolerance)
         inputs = self._inputs_of(example)
-        self._checked = checked = verify_model(candidate, original, inputs, properties)
+        self._checked = checked = verify_model(candidate, original, inputs, properties, seed)
         self._checked_detector = self._adapter.verified_detector(checked.rewritten)
         signature, _ = versions.split_inputs(*inputs)
         rows = self._made.items()

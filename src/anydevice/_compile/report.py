@@ -37,6 +37,7 @@ class Checked(Record):
     example. The result holds for inputs of these `shapes` within this `range`. `uncertain` is the
     share of the output that is not covered, because rounding alone changes it by half its size.
     `resolution` is the smallest relative error of the whole output that would have been noticed.
+    Inputs other than the example were drawn from the `seed`.
     """
 
     reference: str
@@ -50,6 +51,7 @@ class Checked(Record):
     range: tuple[float, float] | None = None
     uncertain: float = 0.0
     resolution: float = 0.0
+    seed: int | None = None
 
     def __str__(self) -> str:
         inside = f"{self.parts} parts, " if self.parts else ""
@@ -60,13 +62,13 @@ class Checked(Record):
             unsure = f"; {self.uncertain:.0%} of the output not covered, for rounding decides it"
         if self.resolution > _COARSE:
             unsure += f"; errors of the whole below {self.resolution:.1%} not covered"
-        within = ""
+        within = f", drawn with seed={self.seed}"
         if self.range is not None:
-            within = f" from {self.range[0]:.3g} to {self.range[1]:.3g}"
+            within = f" from {self.range[0]:.3g} to {self.range[1]:.3g}{within}"
         return (
             f"right: {inside}{weights}{self.calls} calls, largest error {self.largest:.2g} of what "
-            f"is allowed, against {self.reference}; for {' and '.join(self.shapes)}{within}"
-            f"{unsure}{properties}"
+            f"is allowed, against {self.reference}; for {' and '.join(self.shapes)}"
+            f"{within}{unsure}{properties}"
         )
 
 

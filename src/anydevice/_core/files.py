@@ -342,7 +342,7 @@ def write_whole(path: Path, pieces: Iterable[Any]) -> None:
 
 @contextmanager
 def writing(
-    path: Path, *, private: bool = False, wait: float = 10.0
+    path: Path, *, private: bool = False, wait: float = 10.0, rights: int = 0o644
 ) -> Iterator[Callable[[str], None]]:
     """Lock a text file in a block that reads and changes it; yields a function that writes it.
 
@@ -359,7 +359,7 @@ def writing(
     with FolderLock(target.parent, wait) as locked:
         new = target.with_name(f".{target.name}.new") if locked else _unused_name(target)
         new.unlink(missing_ok=True)
-        yield lambda text: _replace(target, new, [text.encode()], rights=0o644)
+        yield lambda text: _replace(target, new, [text.encode()], rights=rights)
 
 
 def is_there(path: Path) -> bool:

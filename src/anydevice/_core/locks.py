@@ -7,6 +7,7 @@ again, after any single step of its holder.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import re
@@ -65,6 +66,35 @@ class ForkSafeLock:
 
 
 _locks: WeakSet[ForkSafeLock] = WeakSet()
+
+
+class ExitLock(ForkSafeLock):
+    """A reentrant lock for which daemon threads wait forever once Python ends.
+
+    Python ends a thread where it returns from a library, and C++ would then abort the process.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(reentrant=True)
+        _exit_locks.add(self)
+        atexit.unregister(_end_threads)  # libraries imported meanwhile end after the threads
+        atexit.register(_end_threads)
+
+    @property
+    def native(self) -> Any:
+        if _ending.is_set() and threading.current_thread().daemon:
+            threading.Event().wait()
+        return super().native
+
+
+_exit_locks: WeakSet[ExitLock] = WeakSet()
+_ending = threading.Event()
+
+
+def _end_threads(limit: float = 30.0) -> None:
+    _ending.set()
+    for lock in list(_exit_locks):
+        lock._native.acquire(timeout=limit)
 
 
 class _SystemLock:

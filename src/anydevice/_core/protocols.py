@@ -330,3 +330,8 @@ class Launched(Record):
     here: int | None
     address: str
     port: int
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all processes run on this machine."""
+        return self.here == self.size or self.address in ("127.0.0.1", "::1", "localhost")

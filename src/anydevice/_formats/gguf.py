@@ -476,8 +476,8 @@ def config_values(file: GgufFile) -> dict[str, Any]:
     if size is not None and own.get("attention.value_length", size) != size:
         raise UnsupportedError(f"{file.path}: keys and values of different sizes are not supported")
     rotated = file.expect(f"{name}.rope.dimension_count", int)
-    heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
-    if rotated is not None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+    heads, hidden = values.get("num_attention_heads", 0), values.get("hidden_size", 0)
+    if rotated is not None and all(isinstance(x, int) and x > 0 for x in (heads, hidden)):
         values["partial_rotary_factor"] = float(rotated / (size or hidden / heads))
     return values | _rope(file, own, values)
 

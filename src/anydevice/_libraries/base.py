@@ -141,7 +141,8 @@ class ModelAdapter(ABC):
 
     `kind` is the class of the model as text; `library` the engine it is written for, `None` if
     it runs on all. `notes` go into the report. `detector` detects later changes of the module;
-    `None` if it cannot change. `follows` describes the changes that a call detects.
+    `None` if it cannot change. `follows` describes the changes that a call detects. A reference
+    `changes_operations` if `change` converts the result of each operation too.
     """
 
     kind: str
@@ -150,6 +151,7 @@ class ModelAdapter(ABC):
     arguments: Arguments = ()
     detector: ChangeDetector | None = None
     follows: str = ""
+    changes_operations: bool = False
 
     @abstractmethod
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:

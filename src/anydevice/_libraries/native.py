@@ -15,6 +15,7 @@ from anydevice._core.record import replace
 from anydevice._core.trees import combined, leaves, mapped, partition
 from anydevice._libraries import base
 from anydevice._libraries.precision import Policy, cast_parameters, has_coarse_products
+from anydevice._libraries.registry import part
 from anydevice._nn.layer import Layer, Parameters, Run, state_leaves
 from anydevice._nn.model import Model, parameters_device
 from anydevice._ops.dispatch import primitives
@@ -170,7 +171,7 @@ class FunctionAdapter(base.ModelAdapter):
         return self
 
     def reference(self, change: base.Change, engine: str) -> base.ModelAdapter:
-        return _FunctionReference(self.function, engine)
+        return _FunctionReference(self.function, engine, change)
 
     def has_coarse_products(self, device: Device) -> bool:
         return has_coarse_products(device)
@@ -180,9 +181,9 @@ class FunctionAdapter(base.ModelAdapter):
 
 
 class _FunctionReference(FunctionAdapter):
-    def __init__(self, function: Callable[..., Any], engine: str) -> None:
+    def __init__(self, function: Callable[..., Any], engine: str, change: base.Change) -> None:
         super().__init__(function)
-        self.engine = engine
+        self.engine, self.change = engine, change
 
     def traced(self, after: base.After, *inputs: Any, **named: Any) -> Any:
         try:
@@ -194,12 +195,16 @@ class _FunctionReference(FunctionAdapter):
         except (AnyDeviceError, TypeError, AttributeError, ValueError):
             if self.engine == "numpy":
                 raise
+        self.changes_operations = self.engine == "torch"
         arrays, rebuild = flatten((inputs, named), is_array)
         given, by_name = rebuild(list(map(base.cpu_placer(self.engine), arrays.values)))
         return self.function(*given, **by_name)
 
     def scope(self) -> AbstractContextManager[Any]:
-        return base.float64_scope(self.engine)
+        if self.engine != "torch":
+            return base.float64_scope(self.engine)
+        scope: AbstractContextManager[Any] = part("torch", "module").changed_scope(self.change)
+        return scope
 
 
 def paths_of(tree: Any) -> dict[str, Array]:

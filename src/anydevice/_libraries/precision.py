@@ -126,7 +126,8 @@ def has_coarse_products(device: Device, *, convolutions: bool = True) -> bool:
 def cast(x: Array, dtype: str) -> Array:
     """Return a floating array in this dtype; integers and booleans are returned unchanged."""
     xp = primitives(x)
-    return xp.astype(x, DTYPES[dtype]) if xp.dtype(x).kind == "float" else x
+    own = xp.dtype(x)
+    return xp.astype(x, DTYPES[dtype]) if own.kind == "float" and own.name != dtype else x
 
 
 def cast_parameters(tree: TreeT, dtype: str) -> TreeT:

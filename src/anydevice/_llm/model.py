@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Self
 
 from anydevice._core import checks
 from anydevice._core.device import Device
+from anydevice._core.locks import ExitLock
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.text import format_count, format_size
 from anydevice._formats.gguf import read_gguf, sampling_values
@@ -481,6 +482,7 @@ class _ReplyBatch:
         limits = [min(options.max_tokens, model.context - len(prompt)) for prompt in prompts]
         self._model, self._prompts, self._options = model, prompts, options
         self._max_tokens = max(limits)
+        self._lock = ExitLock()
         self.clock = _Clock()
         self.rows = [
             _Row(model.tokenizer, prompt, is_text, limit, options)
@@ -489,6 +491,15 @@ class _ReplyBatch:
 
     def texts(self) -> Generator[list[str]]:
         """Yield the text that each step adds to each row, until all rows have ended."""
+        steps = self._compute()
+        while True:
+            with self._lock.native:
+                texts = next(steps, None)
+            if texts is None:
+                return
+            yield texts
+
+    def _compute(self) -> Generator[list[str]]:
         self.clock = _Clock()  # a stream may be read long after it was made
         sampling, reuse = self._options.sampling, self._options.reuse
         steps = self._model.steps(self._prompts, sampling, self._max_tokens, reuse)

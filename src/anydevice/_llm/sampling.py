@@ -124,7 +124,7 @@ def sampling(
         checks.number("min_p", 0.0 if min_p is None else min_p, at_least=0, at_most=1),
         checks.number("repetition_penalty", penalty, above=0, note="1 changes nothing"),
         secrets.randbits(31) if seed is None else checks.integer("seed", seed),
-        bool(logprobs),
+        checks.one_of("logprobs", logprobs, (True, False)),
     )
 
 

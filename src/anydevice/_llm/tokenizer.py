@@ -170,6 +170,7 @@ _LARGEST_SETTINGS = 16 * 2**20
 
 _MOST_GROWTH = 128
 """Most characters that one may become, and most special tokens added to a text; usually one."""
+_AFFIXES = ("prepend", "continuing_subword_prefix", "end_of_word_suffix")
 _MOST_TEMPLATES = 100
 _TEMPLATE_KEYS = ("name", "template")
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -454,21 +455,25 @@ def _backend(
         ) from error
     data = file if isinstance(file, bytes) else json.dumps(file).encode()
     try:
+        values = json.loads(file) if isinstance(file, bytes) else file
+        # Without tokens first: the normalizer runs on each added token when a file is read.
+        bare = {**values, "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+        empty = tokenizers.Tokenizer.from_str(json.dumps(bare))
+        to_tokens = _steps(empty.normalizer) + _steps(empty.pre_tokenizer)
+        steps = to_tokens, _steps(empty.decoder)
+        # A short text must not become longer than the memory.
+        grown = [math.prod(map(_growth, own)) for own in ([*to_tokens, values["model"]], steps[1])]
+        if max(*grown, empty.num_special_tokens_to_add(False)) > _MOST_GROWTH:
+            raise ConfigurationError(
+                f"{source} replaces or adds too much: a short text would become a very long one",
+                source=source,
+            )
         backend = tokenizers.Tokenizer.from_buffer(data)
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = False
         if getattr(backend.model, "dropout", None):
             backend.model.dropout = None  # BPE dropout is for training
-        to_tokens = _steps(backend.normalizer) + _steps(backend.pre_tokenizer)
-        steps = to_tokens, _steps(backend.decoder)
-        # A short text must not become longer than the memory.
-        grown = [math.prod(map(_growth, own)) for own in steps]
-        if max(*grown, backend.num_special_tokens_to_add(False)) > _MOST_GROWTH:
-            raise ConfigurationError(
-                f"{source} replaces or adds too much: a short text would become a very long one",
-                source=source,
-            )
         backend.encode("")
     except BaseException as error:
         raise _refusal(error, f"{source} is damaged, or needs newer tokenizers") from error
@@ -477,15 +482,17 @@ def _backend(
 
 def _growth(step: dict[str, Any]) -> int:
     """Return the most characters that this step makes of one."""
-    if step["type"] == "Replace":
+    if step.get("type") == "Replace":
         # A pattern that matches the empty string inserts its text between all characters.
         between = not step["pattern"].get("String")
         return max(1, len(step["content"]) + between)
-    if step["type"] == "Precompiled":
+    if step.get("type") == "Precompiled":
         table = base64.b64decode(step["precompiled_charsmap"])
         texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
         return max(1, *(len(text.decode("utf-8", "replace")) for text in texts))
-    return 2 if step["type"] in ("ByteLevel", "BPEDecoder", "CTC") else 1
+    if step.get("type") in ("ByteLevel", "BPEDecoder", "CTC"):
+        return 2
+    return 1 + sum(len(step.get(key) or "") for key in _AFFIXES)
 
 
 def _steps(component: Any) -> Steps:

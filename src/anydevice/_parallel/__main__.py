@@ -11,14 +11,11 @@ import builtins
 import os
 import signal
 import sys
-import time
 import traceback
-from contextlib import suppress
 from io import TextIOWrapper
 from types import ModuleType
 
-FAILURE = "ANYDEVICE_FAILED"
-"""The variable with the file in which a process notes that it failed."""
+from anydevice._libraries.group import note_failure, take_variables
 
 
 def main() -> None:
@@ -54,6 +51,7 @@ def main() -> None:
 
 def end_with_launcher() -> None:
     """End this process when its launcher ends, even by a kill; only on Linux."""
+    take_variables()
     launcher = os.environ.get("ANYDEVICE_LAUNCHER")
     if launcher is None or sys.platform != "linux":
         return
@@ -68,13 +66,7 @@ def end_with_launcher() -> None:
 def _note(error: BaseException, text: str) -> None:
     """Note the time and the reason of the failure, also for functions of `atexit`."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-    note = os.environ.get(FAILURE)
-    if note is not None:  # the launcher that waits for it may be gone
-        with (
-            suppress(OSError),
-            open(note, "w", encoding="utf-8", errors="backslashreplace") as file,
-        ):
-            file.write(f"{time.time()}\n{text}")
+    note_failure(text)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,14 +24,14 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from anydevice._core import checks
 from anydevice._core.hooks import is_loaded
-from anydevice._core.record import Record
+from anydevice._libraries.group import FAILURE, FOLDER, SECRET, note_failure, stop_watching
 from anydevice._libraries.registry import part
 from anydevice._machine.engines.registry import require
-from anydevice._parallel.__main__ import FAILURE, end_with_launcher
+from anydevice._parallel.__main__ import end_with_launcher
 from anydevice._parallel.processes import TOGETHER
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
@@ -48,16 +49,6 @@ _NO_READER = 128 + 13
 
 Variables = Callable[[int], dict[str, str]]
 """The environment variables of a process, given its rank."""
-
-
-class _Ended(Record):
-    """The end of a process: its time, and its result or the reason of its failure."""
-
-    rank: int
-    when: float
-    result: Any = None
-    failure: str | None = None
-    was_killed: bool = False
 
 
 def launch(
@@ -87,7 +78,7 @@ def launch(
             "pickled, or call launch before anything computes",
         )
     context: Any = multiprocessing.get_context("fork" if why is None else "spawn")
-    running: dict[int, tuple[Any, Connection]] = {}
+    running: dict[int, tuple[Any, Connection, Path]] = {}
     sys.stdout.flush()
     sys.stderr.flush()
     with _environment(engine, processes) as variables:
@@ -96,17 +87,17 @@ def launch(
         try:
             for rank in range(processes):
                 ours, theirs = context.Pipe(duplex=False)
-                given = (theirs, rank, variables(rank), function, arguments)
+                given = (theirs, variables(rank), function, arguments)
                 process = context.Process(target=_call, args=given, daemon=True)
                 process.start()
                 theirs.close()
-                running[rank] = process, ours
+                running[rank] = process, ours, Path(variables(rank)[FAILURE])
             return _results(running)
         finally:
-            for process, _ in running.values():
+            for process, *_ in running.values():
                 process.terminate()
             until = time.monotonic() + _PATIENCE
-            for process, _ in running.values():
+            for process, *_ in running.values():
                 process.join(max(0.0, until - time.monotonic()))
                 process.kill()
                 process.join()
@@ -146,67 +137,56 @@ def unsafe_to_fork() -> str | None:
 
 def _call(
     results: Connection,
-    rank: int,
     variables: Mapping[str, str],
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
-    """Call the function in a process of `launch`, and send its result or its traceback."""
+    """Call the function in a process of `launch`, and send its result or note its traceback."""
     os.environ.update(variables)
     end_with_launcher()
     if is_loaded("torch"):  # which has read its variable already
         part("torch", "mesh").set_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
-        ended = _Ended(rank, 0.0, function(*arguments))
+        result = function(*arguments)
         for library, module in (("torch", "torch.distributed"), ("jax", "jax")):
             if is_loaded(module):
                 part(library, "mesh").leave()
+        stop_watching()
         message = _pickle(
-            ended,
-            f"what the function returned, a {type(ended.result).__name__}, cannot be pickled",
+            result,
+            f"what the function returned, a {type(result).__name__}, cannot be pickled",
             "return numbers, arrays or texts, and save the rest to a file",
         )
     except BaseException:
-        ended = _Ended(rank, time.monotonic(), failure=traceback.format_exc())
-        message = ForkingPickler.dumps(ended)
+        note_failure(traceback.format_exc())
+        sys.stdout.flush()
+        os._exit(1)
     sys.stdout.flush()
     results.send_bytes(message)
     results.close()
-    if ended.failure is not None:
-        os._exit(1)
 
 
-def _results(running: Mapping[int, tuple[Any, Connection]]) -> list[Any]:
-    left = dict(running)
-    ended: dict[int, _Ended] = {}
-    while left:
-        wait([pipe for _, pipe in left.values()])
-        if _collect(left, ended):
-            time.sleep(_GRACE)
-            _collect(left, ended)
-            break
-    failed = [end for end in ended.values() if end.failure is not None]
+def _results(running: Mapping[int, tuple[Any, Connection, Path]]) -> list[Any]:
+    left = {pipe: (rank, process, note) for rank, (process, pipe, note) in running.items()}
+    results: dict[int, Any] = {}
+    failed: list[tuple[bool, float, int, str]] = []
+    rest = None  # once a process has failed, the seconds to wait for others
+    while left and (ready := wait([*left], rest)):
+        for pipe in ready:
+            rank, process, note = left.pop(cast("Connection", pipe))
+            try:
+                results[rank] = cast("Connection", pipe).recv()
+            except EOFError:
+                process.join(_PATIENCE)
+                code, (when, text) = process.exitcode, _read_note(note)
+                is_late = bool(text) or not (code is None or code >= 0 or _was_killed(code))
+                text = text or f"it ended without a word ({_end_text(code)})"
+                failed.append((is_late, min(when, time.time()), rank, text))
+                rest = _GRACE
     if failed:
-        first = min(failed, key=lambda end: (not end.was_killed, end.when))
-        raise AnyDeviceError(f"process {first.rank} of {len(running)} failed:\n{first.failure}")
-    return [ended[rank].result for rank in sorted(ended)]
-
-
-def _collect(left: dict[int, tuple[Any, Connection]], ended: dict[int, _Ended]) -> bool:
-    """Receive the results that have arrived; return whether a process has failed."""
-    for rank, (process, pipe) in list(left.items()):
-        if not pipe.poll():
-            continue
-        try:
-            ended[rank] = pipe.recv()
-        except EOFError:
-            process.join(_PATIENCE)
-            code = process.exitcode
-            text = f"it ended without a word ({_end_text(code)})"
-            killed = code is None or code >= 0 or _was_killed(code)
-            ended[rank] = _Ended(rank, time.monotonic(), failure=text, was_killed=killed)
-        del left[rank]
-    return any(end.failure is not None for end in ended.values())
+        _, _, rank, text = min(failed)
+        raise AnyDeviceError(f"process {rank} of {len(running)} failed:\n{text}")
+    return [results[rank] for rank in sorted(results)]
 
 
 def run_script(
@@ -261,25 +241,24 @@ def _run_once(
     variables: Variables,
     running: list[subprocess.Popen[bytes]],
 ) -> int:
-    with tempfile.TemporaryDirectory(prefix="anydevice-launch-") as folder:
-        notes = [Path(folder) / str(rank) for rank in range(processes)]
-        try:
-            for rank, note in enumerate(notes):
-                own = {**os.environ, **variables(rank), FAILURE: str(note)}
-                running.append(subprocess.Popen(command, env=own, start_new_session=True))
-            while not any(codes := [process.poll() for process in running]):
-                if None not in codes:
-                    return 0
-                time.sleep(0.02)
-            time.sleep(_GRACE)
-            until = time.monotonic() + _PATIENCE
-            for process, note in zip(running, notes, strict=True):
-                while note.exists() and process.poll() is None and time.monotonic() < until:
-                    time.sleep(0.01)
-            ends = [_read_note(note) for note in notes]
-            codes = [process.poll() for process in running]
-        finally:
-            _end_groups(running)
+    notes = [Path(variables(rank)[FAILURE]) for rank in range(processes)]
+    try:
+        for rank in range(processes):
+            own = {**os.environ, **variables(rank)}
+            running.append(subprocess.Popen(command, env=own, start_new_session=True))
+        while not any(codes := [process.poll() for process in running]):
+            if None not in codes:
+                return 0
+            time.sleep(0.02)
+        time.sleep(_GRACE)
+        until = time.monotonic() + _PATIENCE
+        for process, note in zip(running, notes, strict=True):
+            while note.exists() and process.poll() is None and time.monotonic() < until:
+                time.sleep(0.01)
+        ends = [_read_note(note) for note in notes]
+        codes = [process.poll() for process in running]
+    finally:
+        _end_groups(running)
     # Others fail because the first one is gone, and one that was killed leaves no note.
     failed = {rank: code for rank, code in enumerate(codes) if code}
     first = min(failed, key=lambda rank: (not _was_killed(failed[rank]), ends[rank][0]))
@@ -370,13 +349,15 @@ def _environment(engine: str | None, processes: int, restart: int = 0) -> Iterat
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // processes))),
         **({} if engine is None else {"ANYDEVICE_ENGINE": engine}),
     }
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix="anydevice-launch-") as folder:  # for this user alone
+        shared |= {SECRET: secrets.token_hex(32), FOLDER: folder}
         if engine == "mlx":
             shared["MLX_HOSTFILE"] = str(Path(folder) / "ring.json")
             ring = [[f"127.0.0.1:{_free_port()}"] for _ in range(processes)]
             Path(shared["MLX_HOSTFILE"]).write_text(json.dumps(ring))
         names = ("RANK", "LOCAL_RANK", *(["MLX_RANK"] if engine == "mlx" else []))
-        yield lambda rank: {**shared, **dict.fromkeys(names, str(rank))}
+        note = f"{folder}/failure"
+        yield lambda rank: shared | dict.fromkeys(names, str(rank)) | {FAILURE: f"{note}{rank}"}
 
 
 def _free_port() -> int:

@@ -66,7 +66,7 @@ def initialize(device: Device | str | None = None, *, engine: str | None = None)
         processes = part("jax", "mesh").join(launcher)
         return Mesh(_of_jax(device, place), group=processes if processes.size > 1 else None)
     if engine == "mlx":
-        return Mesh([place], group=part("mlx", "mesh").join())
+        return Mesh([place], group=part("mlx", "mesh").join(launcher))
     group = existing or part("torch", "mesh").join(launcher, place)
     return Mesh([place], group=group if group.size > 1 else None)
 
@@ -131,9 +131,9 @@ def launched(variables: Mapping[str, str]) -> Launched | None:
         if names.rank in variables and names.size in variables:
             return _check_variables(names, variables)
     if _RING in variables and "MLX_RANK" in variables:  # of mlx.launch
-        size = len(json.loads(Path(variables[_RING]).read_text()))
-        rank = _number(variables, "MLX_RANK")
-        return Launched(rank, size, rank, None, "", 0)
+        hosts = json.loads(Path(variables[_RING]).read_text())
+        rank, is_local = _number(variables, "MLX_RANK"), "127.0.0.1:" in str(hosts[0])
+        return Launched(rank, len(hosts), rank, len(hosts) if is_local else None, "", 0)
     return None
 
 

@@ -11,8 +11,9 @@ from anydevice._core.record import Record
 from anydevice._core.text import format_size, type_text
 from anydevice._proofs import properties
 from anydevice._proofs.checking import checker
-from anydevice._proofs.checking.certificate import read_certificate
+from anydevice._proofs.checking.certificate import UNPACK, read_certificate
 from anydevice._proofs.checking.network import FormatError, RefusedError
+from anydevice._proofs.checking.smooth import executors_of
 from anydevice._proofs.lowering import lower
 from anydevice._proofs.properties import Property, Region, name_of
 from anydevice._proofs.prove import Counterexample, Proof, Undecided, group_by_network, prove
@@ -35,12 +36,12 @@ class Claim(Record):
         shape = self.region.shape
         return f"{self.property} over a {kind}" + ("" if shape is None else f" of {shape}")
 
-    def check(self, model: Any) -> int:
+    def check(self, model: Any, unpack: int = UNPACK) -> int:
         """Check the certificates for a model, and return the number of parts of the proof.
 
-        Checks with NumPy alone, for the weights that the model has now. Raises
-        `VerificationError` if they prove something else, as after a training, and
-        `ConfigurationError` if there is none.
+        Checks with NumPy alone, for the weights that the model has now. Each certificate may
+        unpack to `unpack` MiB. Raises `VerificationError` if they prove something else, as after
+        a training, and `ConfigurationError` if there is none.
         """
         if not self.certificates:
             raise ConfigurationError(
@@ -57,7 +58,7 @@ class Claim(Record):
         leaves = 0
         for theorem, data in zip(theorems, self.certificates, strict=True):
             try:
-                certificate = read_certificate(data)
+                certificate = read_certificate(data, unpack)
                 if certificate.arithmetic != theorem.arithmetic:
                     raise RefusedError(f"it is about {certificate.arithmetic} arithmetic")
                 leaves += checker.check(theorem.network, theorem.queries, certificate)
@@ -73,9 +74,11 @@ class Claim(Record):
         """Check the claim, and describe the proof; a claim without certificates is proved first."""
         claim = self if self.certificates else self.proved(model)
         leaves = claim.check(model)
+        named = executors_of(read_certificate(claim.certificates[0]).assumptions)
+        by = f" by {', '.join(named)}" if named else ""
         size = format_size(sum(map(len, claim.certificates)))
         covered = (
-            "for every float32 execution"
+            f"for every float32 execution{by}"
             if self.precision == "float32"
             else "in exact arithmetic, roundings of float32 are not covered"
         )

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from math import erf
 
 import numpy as np
 
-from anydevice._proofs.checking.network import Floats, Network, Node
+from anydevice._proofs.checking.network import SMOOTH, Floats, Network, Node
+from anydevice._proofs.checking.smooth import execution_error
 
 
 def evaluate(network: Network, x: Floats) -> tuple[Floats, Floats]:
     """Return the outputs for rows of x in float64, and a bound of the error of float32 executions.
 
-    This is a running error bound (Higham, 2002, section 3.3) of all roundings that the nodes state,
-    with 8 ulp for each function.
-
     >>> network = Network(2, (Node((0,), (np.ones((1, 2)),), np.zeros(1), "", 3),))
     >>> y, off = evaluate(network, np.ones((1, 2)))
     >>> y.shape, bool(0 < off[0, 0] < 1e-5)
     ((1, 1), True)
+    """
+    values, errors = evaluate_nodes(network, x)
+    return values[-1], errors[-1]
+
+
+@np.errstate(all="ignore")
+def evaluate_nodes(network: Network, x: Floats) -> tuple[list[Floats], list[Floats]]:
+    """Return the values of the input and of each node, and bounds of their errors in float32.
+
+    This is a running error bound (Higham, 2002, section 3.3) of all roundings that the nodes state,
+    with the errors that proofs assume of functions.
     """
     unit = 2.0**-24
     values, errors = [np.asarray(x, np.float64)], [np.zeros(x.shape)]
@@ -36,7 +46,23 @@ def evaluate(network: Network, x: Floats) -> tuple[Floats, Floats]:
         value, off = _apply_function(node.function, z, error)
         values.append(value)
         errors.append(off)
-    return values[-1], errors[-1]
+    return values, errors
+
+
+def points(
+    boxes: Iterable[tuple[Sequence[Fraction], Sequence[Fraction]]], inputs: int, reach: float = 2.0
+) -> Floats:
+    """Return corners, the centre and random points of boxes, and, with a reach > 0.5, beyond."""
+    generator = np.random.default_rng(0)
+    rows = [*generator.normal(0, 1, (3, inputs))]
+    for ends in boxes:
+        low, high = (np.array([float(number) for number in end]) for end in ends)
+        centre = low / 2 + high / 2
+        corners = np.where(generator.random((3, inputs)) < 0.5, low, high)
+        inner = generator.uniform(low, high, (3, inputs))
+        beyond = centre + generator.uniform(-reach, reach, (3, inputs)) * (high - low)
+        rows += [low, high, centre, *corners, *inner, *beyond]
+    return np.array(rows)[(np.abs(rows) < 1e36).all(1)]
 
 
 def _sum_matrices(node: Node) -> list[tuple[int, Floats]]:
@@ -60,7 +86,7 @@ def _times(h: Floats, weight: Floats) -> Floats:
 
 
 def _apply_function(name: str, z: Floats, error: Floats) -> tuple[Floats, Floats]:
-    """Return a function of z, and its error: the largest change within `error`, and 8 ulp."""
+    """Return a function of z, and its error: the largest change within `error`, and its own."""
     function = FUNCTIONS[name]
     value = function(z)
     if not name:
@@ -68,9 +94,10 @@ def _apply_function(name: str, z: Floats, error: Floats) -> tuple[Floats, Floats
     with np.errstate(all="ignore"):
         ends = [np.abs(function(z + sign * error) - value) for sign in (1.0, -1.0)]
         change = np.nan_to_num(np.maximum(*ends), nan=np.inf, posinf=np.inf)
-    ulps = 0.0 if name in ("relu", "square", "step") else 8 * 2.0**-24
-    magnitude = np.abs(z) if name in ("gelu", "gelu_tanh", "silu") else np.abs(value)
-    return value, change * 1.01 + ulps * magnitude
+        pole = (np.abs(z) <= error) & (name in ("reciprocal", "rsqrt"))
+        change = np.where(pole | np.isinf(error), np.inf, change)
+    own = execution_error(name, z, z, np.abs(value)) if name in SMOOTH else 0.0
+    return value, change * 1.01 + own
 
 
 def _sigmoid(z: Floats) -> Floats:

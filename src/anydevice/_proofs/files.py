@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from anydevice._core.files import open_ordinary
 from anydevice._core.record import Record
-from anydevice._proofs.checking.certificate import Certificate
+from anydevice._proofs.checking.certificate import UNPACK, Certificate
 from anydevice._proofs.checking.certificate import read_certificate as certificate_in
 from anydevice._proofs.checking.network import (
     FormatError,
@@ -24,12 +24,13 @@ T = TypeVar("T")
 
 
 class ModelFile(Record):
-    """The network of a file, and the file's hash; `softmax` is whether a last one was dropped."""
+    """The network of a file, its hash and its bytes; `softmax`: whether a last one was dropped."""
 
     path: str
     hash: str
     network: Network
     softmax: bool = False
+    data: bytes = b""
 
 
 def read_model(path: str | Path) -> ModelFile:
@@ -38,7 +39,7 @@ def read_model(path: str | Path) -> ModelFile:
 
     data = _read_bytes(path)
     network, softmax = _parse(path, lambda: read_onnx(data))
-    return ModelFile(str(path), hashlib.sha256(data).hexdigest(), network, softmax)
+    return ModelFile(str(path), hashlib.sha256(data).hexdigest(), network, softmax, data)
 
 
 def read_queries(path: str | Path, model: ModelFile | None = None) -> tuple[Query, ...]:
@@ -63,10 +64,10 @@ def read_queries(path: str | Path, model: ModelFile | None = None) -> tuple[Quer
     return queries
 
 
-def read_certificate(path: str | Path) -> Certificate:
-    """Read the certificate in a file."""
+def read_certificate(path: str | Path, unpack: int | None = None) -> Certificate:
+    """Read the certificate in a file; it may unpack to `unpack` MiB, 64 by default."""
     data = _read_bytes(path)
-    return _parse(path, lambda: certificate_in(data))
+    return _parse(path, lambda: certificate_in(data, unpack or UNPACK))
 
 
 def check(

@@ -69,7 +69,7 @@ class Builder:
         self.inputs = inputs
         self.path = "the model"
         self._bytes = 0
-        self._nodes: list[Node] = []
+        self.nodes: list[Node] = []
         self._starts = [0, inputs]
 
     # Nodes
@@ -100,7 +100,7 @@ class Builder:
         return self.rows(flat, factors, bias, **node).reshape(cells.shape[:-1])
 
     def _append(self, node: Node) -> Cells:
-        self._nodes.append(node)
+        self.nodes.append(node)
         start = self._starts[-1]
         self._starts.append(start + node.size)
         return np.arange(start, start + node.size)
@@ -127,7 +127,7 @@ class Builder:
         number = int(self._node_of(cells.reshape(-1)[:1])[0]) if cells.size else 0
         start, size = self._starts[max(number, 0)], self._size(max(number, 0))
         columns = cells.reshape(-1) - start
-        node = self._nodes[number - 1] if number > 0 else None
+        node = self.nodes[number - 1] if number > 0 else None
         is_whole = np.array_equal(np.sort(columns), np.arange(size))
         if node is None or not is_whole or node.function or node.bias.any() or not node.roundings:
             return self.affine(cells, 1.0, shift, roundings=roundings, inexact=inexact)
@@ -217,6 +217,8 @@ class Builder:
 
     def largest(self, windows: Cells) -> Cells:
         """Return the maximum over the last axis, pair by pair; padding is ignored."""
+        if (windows == NO_CELL).all(-1).any():
+            raise refused(self.path, "a maximum over nothing but padding")
         windows = np.where(windows == NO_CELL, windows.max(-1, keepdims=True), windows)
         while windows.shape[-1] > 1:
             even = windows.shape[-1] // 2 * 2
@@ -367,9 +369,9 @@ class Builder:
         if number > 0 and np.array_equal(
             flat, self._starts[number] + np.arange(self._size(number))
         ):
-            return simplify(Network(self.inputs, tuple(self._nodes[:number])))
+            return simplify(Network(self.inputs, tuple(self.nodes[:number])))
         self.rows(flat[:, None], 1.0)
-        return simplify(Network(self.inputs, tuple(self._nodes)))
+        return simplify(Network(self.inputs, tuple(self.nodes)))
 
     def _node_of(self, cells: Cells) -> Cells:
         return np.searchsorted(self._starts, cells, side="right") - 1

@@ -12,7 +12,6 @@ from math import prod, sqrt
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from anydevice._arrays.move import to_device
 from anydevice._core.device import Device
@@ -28,7 +27,7 @@ from anydevice._nn.layer import Layer, Parameters, Shape
 from anydevice._nn.losses import _without as without_last
 from anydevice._nn.model import Model
 from anydevice._nn.recompute import Recomputed
-from anydevice._proofs.evaluation import evaluate
+from anydevice._proofs.evaluation import evaluate, points
 from anydevice._proofs.graph import Builder, Cells, LoweredModel, refused, rounds, windows_of
 from anydevice._proofs.properties import Region
 from anydevice._proofs.tracing import NetworkTrace
@@ -129,21 +128,11 @@ def _refuse_weights(weights: Mapping[str, Any]) -> None:
             )
 
 
-def _points(lowered: LoweredModel, over: Region | None) -> npt.NDArray[np.float32]:
-    """Return points for the comparison: around 0, and corners and inner points of a region."""
-    generator, inputs = np.random.default_rng(0), prod(lowered.input_shape)
-    x = generator.uniform(-1, 1, (3, inputs))
-    if over is not None:
-        low, high = [np.array([float(x) for x in corner]) for corner in over.corners(inputs)]
-        inner = low + generator.uniform(0, 1, (3, inputs)) * (high - low)
-        x = np.concatenate([x, low[None], high[None], inner])
-    x = x[(np.abs(x) < _LARGEST).all(1)]
-    return x.reshape(len(x), *lowered.input_shape).astype(np.float32)
-
-
 def _check_agrees(lowered: LoweredModel, call: Callable[[Any], Any], over: Region | None) -> None:
     """Raise `VerificationError` if the network gives other outputs than the model at some point."""
-    x = _points(lowered, over)
+    inputs = prod(lowered.input_shape)
+    x = points([] if over is None else [over.corners(inputs)], inputs, reach=0.5)
+    x = x.reshape(-1, *lowered.input_shape).astype(np.float32)
     outputs, off = evaluate(lowered.network, x.reshape(len(x), -1).astype(np.float64))
     for row, expected, error in zip(x, outputs, off, strict=True):
         if not (np.abs(expected) + error < _LARGEST).all():

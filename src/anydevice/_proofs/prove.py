@@ -27,6 +27,8 @@ from anydevice._proofs.checking.network import (
     RefusedError,
     check_query,
 )
+from anydevice._proofs.checking.smooth import executors_of
+from anydevice._proofs.execution import compare_reading
 from anydevice._proofs.files import read_model, read_queries
 from anydevice._proofs.lemmas import LemmaSearch
 from anydevice._proofs.machines import BoundsMachine, machine_on, numpy_machine
@@ -190,6 +192,7 @@ def outcome_data(result: Result) -> dict[str, Any]:
         trees = [tree for certificate in result.certificates for tree in certificate.trees]
         parts = sum(tree.leaves for tree in trees)
         data = {"result": "proved", "parts": parts, "boxes": result.boxes}
+        data["executors"] = executors_of(result.certificates[0].assumptions)
     elif isinstance(result, Counterexample):
         x, y = result.x.reshape(-1).tolist(), result.y.reshape(-1).tolist()
         data = {"result": "counterexample", "x": x, "y": y, "violation": result.violation}
@@ -270,11 +273,14 @@ def _theorems(
             text = f"{claim} is about an ONNX file; give the path of one as the model"
             raise ConfigurationError(text, source="claim")
         queries = read_queries(claim, file)
+        compare_reading(file, queries)
         return [Theorem(file.network, queries, precision, False)], None, file.hash
     check_property(claim)
     region = check_region(over)
     if file is not None:
-        theorems = group_by_network(problems(claim, file.network, region), precision)
+        parts = problems(claim, file.network, region)
+        compare_reading(file, [part.query for part in parts])
+        theorems = group_by_network(parts, precision)
         carried = [t._replace(is_carried=t.network is not file.network) for t in theorems]
         return carried, None, file.hash
     from anydevice._proofs.lowering import lower

@@ -132,7 +132,7 @@ class NetworkTrace(Trace):
         kind, source, numbers = self._origin(a.cells)
         is_one = _same_number(shift) == 1.0
         if kind == "erf" and is_one:
-            return self._only_inside("1 + erf", source.reshape(a.shape))
+            return self._only_inside("1 + erf", np.broadcast_to(source.reshape(a.shape), shape))
         roundings = 1 + extra + rounds(shift)
         cells = np.broadcast_to(a.cells, shape)
         shifted = self.graph.shift(cells, shift, roundings=roundings, inexact=off)
@@ -175,7 +175,8 @@ class NetworkTrace(Trace):
     def _match_activation(self, x: SymbolicTensor, gate: SymbolicTensor) -> Tensor | None:
         """Return SiLU or GELU if `x * gate` is a multiple of one."""
         kind, source, factors = self._origin(gate.cells)
-        scale = self._factor(x, source) if kind in _GATES else None
+        is_gate = kind in _GATES and x.shape == gate.shape
+        scale = self._factor(x, source) if is_gate else None
         if scale is None:
             return None
         name, doubled = _GATES[kind]
@@ -194,7 +195,7 @@ class NetworkTrace(Trace):
         extra = rounds(scale)
         exact = not extra and _is_power_of_two(scale)
         mild = 1 / _MILD <= abs(factor) <= _MILD
-        if exact and kind == "scaled" and mild and factor == 1 / _same_number(numbers):
+        if exact and kind == "scaled" and mild and factor * _same_number(numbers) == 1:
             return SymbolicTensor(source.reshape(shape))  # mostly in a GELU
         roundings = 0 if exact else 1 + extra
         cells = self.graph.affine(unscaled, scale, roundings=roundings, inexact=b.off)
@@ -241,7 +242,7 @@ class NetworkTrace(Trace):
 
     def _match_softmax(self, a: Tensor, b: SymbolicTensor) -> Tensor | None:
         """Return a softmax if `a / b` is `exp(x - largest)` divided by its sum over the row."""
-        if not isinstance(a, SymbolicTensor):
+        if isinstance(a, FixedTensor) or np.broadcast_shapes(a.shape, b.shape) != a.shape:
             return None
         kind, source, row_of_cell = self._origin(a.cells)
         below, rows, _ = self._origin(np.broadcast_to(b.cells, a.shape))
@@ -289,6 +290,8 @@ class NetworkTrace(Trace):
         assert isinstance(a, SymbolicTensor)
         high = _same_number(_wide(b)) if isinstance(b, FixedTensor) else nan
         if not isnan(high):
+            shape = np.broadcast_shapes(a.shape, b.shape)
+            a = SymbolicTensor(np.broadcast_to(a.cells, shape))
             if np.isposinf(high):
                 return a
             kind, source, limits = self._origin(a.cells)
@@ -375,7 +378,8 @@ class NetworkTrace(Trace):
             return self.compare(b, a, not greater)
         limit = _same_number(_wide(b)) if isinstance(b, FixedTensor) else nan
         if isinstance(a, SymbolicTensor) and not isnan(limit):
-            return self._only_inside("above" if greater else "below", a.cells, limit)
+            cells = np.broadcast_to(a.cells, np.broadcast_shapes(a.shape, b.shape))
+            return self._only_inside("above" if greater else "below", cells, limit)
         raise self.refuse("a comparison of two values that depend on the input")
 
     def select(self, where: Tensor, yes: Tensor, no: Tensor) -> Tensor:
@@ -505,8 +509,8 @@ class NetworkTrace(Trace):
     def convolution(
         self, a: Tensor, weight: Tensor, bias: Tensor | None, windows: Windows, groups: int
     ) -> Tensor:
-        if not isinstance(a, SymbolicTensor) or not isinstance(weight, FixedTensor):
-            raise self.refuse("a convolution by kernels that depend on the input")
+        if isinstance(a, FixedTensor) or isinstance(weight, SymbolicTensor) or a.shape[0] != 1:
+            raise self.refuse("a convolution of a batch, or by kernels that depend on the input")
         if isinstance(bias, SymbolicTensor):
             raise self.refuse("a bias that depends on the input")
         kernels, offset = _wide(weight), None if bias is None else _wide(bias)
@@ -545,11 +549,12 @@ class NetworkTrace(Trace):
         variance: Tensor,
         eps: float,
     ) -> Tensor:
-        cells = self._cells_of_input(a, "a batch norm")[0]
+        cells = np.swapaxes(self._cells_of_input(a, "a batch norm"), 0, 1)
         scale = np.ones(mean.shape) if weight is None else _numbers_of(weight)
         shift = np.zeros(mean.shape) if bias is None else _numbers_of(bias)
         statistics = _numbers_of(mean), _numbers_of(variance)
-        return SymbolicTensor(self.graph.normalize(cells, scale, shift, *statistics, eps)[None])
+        y = self.graph.normalize(cells, scale, shift, *statistics, eps)
+        return SymbolicTensor(np.swapaxes(y, 0, 1))
 
     def layer_norm(
         self, a: Tensor, axes: int, weight: Tensor | None, bias: Tensor | None, eps: float

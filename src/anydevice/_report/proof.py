@@ -36,7 +36,8 @@ def outcome_text(data: dict[str, Any]) -> str:
     """Return the sentence behind the name of a result; `data` comes from `outcome_data`."""
     took = f"in {data['seconds']:.1f} s"
     if data["result"] == "proved":
-        return f"{_COVERAGE[data['precision']]}, {in_parts(data['parts'])}, {took}"
+        by = f" by {', '.join(data['executors'])}" if data["executors"] else ""
+        return f"{_COVERAGE[data['precision']]}{by}, {in_parts(data['parts'])}, {took}"
     if data["result"] == "counterexample":
         return took
     bound = "none" if data["best_bound"] is None else f"{data['best_bound']:.3g}"
@@ -139,7 +140,8 @@ def _facts(result: Result, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for certificate in getattr(result, "certificates", ()):
         yield "network, SHA-256", f"{certificate.network[:16]}…"
         for name, error in certificate.assumptions.items():
-            yield f"assumed of {name}", f"a relative error of at most {error:.2g}"
+            kind = "an" if name.endswith("absolute") else "a relative"
+            yield f"assumed of {name}", f"{kind} error of at most {error:.2g}"
     if data["result"] == "undecided" and result.course.points:
         yield "open at the end", in_parts(result.course.points[-1][1].open)
 

@@ -238,7 +238,9 @@ def placed_batches(
 
     def moved() -> Iterator[Any]:
         if skip:
-            next(islice(source, skip - 1, skip), None)
+            if next(islice(source, skip - 1, skip), source) is source:
+                text = f"{name} has fewer than {skip} batches in epoch {epoch}"
+                raise ConfigurationError(f"{text}; resume with the same data", source=name)
             if skipped is not None:
                 skipped()
         for number, batch in enumerate(source, skip + 1):

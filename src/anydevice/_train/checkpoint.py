@@ -11,8 +11,8 @@ import math
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +29,28 @@ from anydevice._core.trees import difference, leaves, mapped, partition, refille
 from anydevice._formats import model as tensor_files
 from anydevice._formats.packed import Packed
 from anydevice._libraries.layers import ModuleLayer
+from anydevice._machine.engines.registry import owner_of
 from anydevice._nn.layer import Layer
 from anydevice._nn.optimizers import Optimizer
 from anydevice._nn.recompute import Recomputed
-from anydevice._train.batches import INPUT_ERRORS, Batches, module_batch, sizes_of
+from anydevice._train.batches import INPUT_ERRORS, Batches, module_batch, rows_of, sizes_of
 from anydevice._train.history import History
 from anydevice._train.step_config import StepConfig
 from anydevice.errors import ConfigurationError, TransferError
 
-_KIND = "training"
-_VALIDATION, _CONTENT, _FROZEN = "validation", "content", "frozen"
+_KIND, _MOST = "training", 2**53
+_VALIDATION, _FROZEN = "validation", "frozen"
+_HASHES = ("content", "whole", "sample")
 _MOST_HASHED, _MOST_BATCHES = 64 * 2**20, 64
-"""Bytes and batches of data that are hashed; larger data is sampled at even distances."""
+"""Bytes of data that are hashed in full, and the most batches that version 0.2 hashed so."""
+_LEAST_ROWS = 700
+"""Rows in the hash of larger data: 0.99^700 < 0.001."""
 _PLAIN = (bool, int, float, str, type(None))
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
-_CODE_KEYS = {(3, minor): f"code of Python 3.{minor}" for minor in range(11, 32)}
-"""Keys of a lambda's fingerprint that differ between versions of Python."""
+_CODE_OF = "code of Python "
+_CODE = f"{_CODE_OF}3.{sys.version_info.minor}"
+"""A key of a function's fingerprint that differs between versions of Python."""
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 class LoopState(Record):
@@ -94,48 +100,57 @@ def settings_of(
         "clip": config.clip,
         "accumulate": config.accumulate,
         "seed": seed,
-        "data": _describe_data(data),
-        _VALIDATION: None if validation is None else _describe_data(validation),
+        "data": sizes_of(data) | content_of(data),
+        _VALIDATION: None if validation is None else sizes_of(validation) | content_of(validation),
     }
 
 
-def _describe_data(data: Any) -> dict[str, Any]:
-    content = content_of(data)
-    return sizes_of(data) | ({} if content is None else {_CONTENT: content})
+def content_of(data: Any) -> dict[str, str]:
+    """Return a hash of array data, independent of its library; nothing for other data.
 
-
-def content_of(data: Any) -> str | None:
-    """Return a hash of array data, independent of its library; `None` for other data.
-
-    Data of a few batches and up to 64 MiB is hashed in full; larger data is sampled.
+    Data of up to 64 MiB is hashed in full; of larger data, at least 700 rows at random positions:
+    if 1 % of the rows change, one of them is among these in 999 of 1000 cases. Only data that
+    version 0.2 hashed in full has the name "content".
 
     >>> from anydevice import nn
     >>> content_of(nn.Batches([1.5, 2.5], [0, 1], size=1))
-    '4fc98d64ac8d78665331c09f2236dac4'
+    {'content': '4fc98d64ac8d78665331c09f2236dac4'}
     >>> content_of(lambda seed, epoch: [])
+    {}
     """
-    if isinstance(data, Batches):
-        arrays = [data.x, data.y]
-    elif isinstance(data, list | tuple):
-        few = data[:: -(-len(data) // _MOST_BATCHES) or 1]
-        try:
-            arrays = leaves([module_batch(batch) for batch in few])
-        except INPUT_ERRORS:
-            return None  # the training itself raises the error
-    else:
-        return None
-    sizes = [4 * math.prod(int(size) for size in array.shape) for array in arrays]
-    step = -(-sum(sizes) // _MOST_HASHED) or 1
-    digest = hashlib.blake2b(digest_size=16)
-    for array in arrays:
-        rows = to_numpy(array[::step] if step > 1 and len(array.shape) else array)
-        # The same numbers in another dtype are the same data: the training converts them anyway.
-        kind = np.float32 if rows.dtype.kind not in "biu" else np.int64
-        with np.errstate(over="ignore"):
-            same = np.ascontiguousarray(rows.astype(kind, copy=False))
-        digest.update(repr(tuple(array.shape)).encode())
-        digest.update(same.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+    if not isinstance(data, Batches | list | tuple):
+        return {}
+    batches = [(data.x, data.y)] if isinstance(data, Batches) else data
+    form = tuple if isinstance(data, Batches) else module_batch
+    counts, size, wide = [], 0, 0
+    try:
+        for batch in map(form, batches):
+            counts.append(rows_of(batch))
+            wide += (own := sum(4 * math.prod(map(int, x.shape)) for x in leaves(batch)))
+            size += sum(getattr(x, "nbytes", own) for x in leaves(batch))
+    except INPUT_ERRORS:
+        return {}  # the training itself raises the error
+    name = "content" if wide <= _MOST_HASHED and len(batches) <= _MOST_BATCHES else "whole"
+    if min(size, wide) > _MOST_HASHED:
+        name, total = "sample", sum(counts)
+        draws = max(_LEAST_ROWS, _MOST_HASHED // max(512, wide // total))
+        # The numbers of RandomState are the same in every version of NumPy.
+        places = np.unique(np.random.RandomState(0).randint(0, total, draws, np.int64))
+    digest, first = hashlib.blake2b(digest_size=16), 0
+    for batch, count in zip(map(form, batches), counts, strict=True):
+        for array in leaves(batch):
+            digest.update(repr(tuple(array.shape)).encode())
+            rows = array if isinstance(array, np.ndarray) else to_numpy(array)
+            if name == "sample" and rows.ndim:
+                own_places = places[slice(*np.searchsorted(places, (first, first + count)))]
+                rows = rows.take(own_places - first, 0, mode="clip")
+            # The same numbers in another dtype are the same data: the training converts them.
+            kind = np.float32 if rows.dtype.kind not in "biu" else np.int64
+            for part in np.array_split(rows.reshape(-1), 1 + rows.nbytes // 2**24):
+                with np.errstate(over="ignore"):
+                    digest.update(np.ascontiguousarray(part, kind).view(np.uint8).data)
+        first += count
+    return {name: digest.hexdigest()}
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
@@ -167,22 +182,21 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
     tensor_files.write(path, _KIND, trees, metadata)
 
 
-@contextmanager
-def sole_training(path: Path) -> Iterator[None]:
-    """Lock the file of a training for the block; raise if another training saves to it.
+def lock_training(path: Path) -> ExitStack:
+    """Lock the file of a training until the stack is closed; raise if another one saves to it.
 
     A file that cannot be locked (Windows, some network drives) is not guarded.
     """
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(FileLock(path))
-        except BlockingIOError as error:
-            raise ConfigurationError(
-                f"save: another training saves to {path}: {error.strerror}; wait until it has "
-                "ended, or give save= another path",
-                source="save",
-            ) from None
-        yield
+    lock = ExitStack()
+    try:
+        lock.enter_context(FileLock(path))
+    except BlockingIOError as error:
+        raise ConfigurationError(
+            f"save: another training saves to {path}: {error.strerror}; wait until it has "
+            "ended, or give save= another path",
+            source="save",
+        ) from None
+    return lock
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -269,7 +283,7 @@ def read_checkpoint(
 
 def _check_counts(*counts: Any) -> None:
     for count in counts:
-        if type(count) is not int or not 0 <= count < 2**63:
+        if type(count) is not int or not 0 <= count < _MOST:
             raise ValueError(f"{count!r} is not a count")
 
 
@@ -317,12 +331,11 @@ def _data_difference(before: Any, now: Any, where: str) -> str | None:
         if before is now:
             return None
         return f"its {where} is there only {'now' if before is None else 'then'}"
-    both = [name for name in before if name in now and name != _CONTENT]
+    both = [name for name in before if name in now and name not in _HASHES]
     then, today = ({f".{name}": each[name] for name in both} for each in (before, now))
     text = setting_difference(then, today, where)
-    # Early files, and data that cannot be read ahead, have no content hash.
-    contents = {each[_CONTENT] for each in (before, now) if _CONTENT in each}
-    if text is None and len(contents) > 1:
+    # Early files, and data that cannot be read ahead, have no hash.
+    if text is None and any(before[x] != now[x] for x in _HASHES if x in before and x in now):
         return f"its {where} held other numbers than now"
     return text
 
@@ -330,8 +343,9 @@ def _data_difference(before: Any, now: Any, where: str) -> str | None:
 def fingerprint(value: Any) -> Any:
     """Return a setting as JSON, for comparisons only.
 
-    Records are represented by class and fields, functions by module and name, lambdas by code. A
-    recomputed layer has the fingerprint of the layer itself, since it computes the same.
+    Records are represented by class and fields; functions by module, name, closure and defaults,
+    and by code unless they belong to a library. A recomputed layer has the fingerprint of the layer
+    itself, since it computes the same.
 
     >>> from anydevice import nn
     >>> fingerprint(nn.Dropout(0.5))
@@ -398,7 +412,7 @@ def _shape(fields: dict[str, Any]) -> Any:
 def _part_difference(before: dict[str, Any], now: dict[str, Any], where: str) -> str | None:
     for name in [*before, *(name for name in now if name not in before)]:
         both = name in before and name in now
-        if name in _CODE_KEYS.values():
+        if name.startswith(_CODE_OF):
             if both and before[name] != now[name]:
                 return f"its {where} is another function, which computes something else"
             continue
@@ -436,22 +450,54 @@ def _function_fingerprint(function: Any) -> dict[str, Any]:
     name = function.__qualname__
     path = _public_name(name if module is None else f"{module}.{name}")
     fields: dict[str, Any] = {"function": path}
+    if not isinstance(function, types.FunctionType):  # compilers keep the function they compile
+        function = getattr(function, "__wrapped__", None)
     if not isinstance(function, types.FunctionType):
         return fields
-    code = function.__code__
-    if "<lambda>" in name:
-        digest = hashlib.sha256(repr(_code_values(code)).encode()).hexdigest()
-        fields[_CODE_KEYS[sys.version_info[:2]]] = digest[:16]
-    if function.__closure__:
-        cells = zip(code.co_freevars, function.__closure__, strict=True)
-        fields[".__closure__"] = {f".{name}": _variable(cell) for name, cell in cells}
-    if function.__defaults__:
-        fields[".__defaults__"] = fingerprint(function.__defaults__)
-    return fields
+    if "<lambda>" in name or not _is_installed(function):
+        own, *others = _program(function, set())
+        for key, values in ((_CODE, own), (f"{_CODE}, and of what it calls", others)):
+            fields[key] = hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+    fields[".__closure__"] = {
+        f".{name}": value if isinstance(value, _PLAIN) else type(value).__name__
+        for name, value in _variables(function).items()
+    }
+    for defaults in ("__defaults__", "__kwdefaults__"):
+        fields[f".{defaults}"] = fingerprint(getattr(function, defaults))
+    return {key: value for key, value in fields.items() if value}
 
 
-def _code_values(code: types.CodeType) -> tuple[Any, ...]:
-    return code.co_code, [_constant(each) for each in code.co_consts], code.co_names
+def _is_installed(function: types.FunctionType) -> bool:
+    """Whether a function belongs to a library: its code changes with the version."""
+    folders = Path(function.__code__.co_filename).parts
+    return f"{function.__module__}.".startswith("anydevice.") or not _INSTALLED.isdisjoint(folders)
+
+
+def _program(function: types.FunctionType, visited: set[int]) -> list[Any]:
+    """Return the code of a function, of the user's functions it calls, and hashes of its arrays."""
+    visited.add(id(function))
+    program: list[Any] = [_code_values(function.__code__, function.__doc__)]
+    named = [function.__globals__.get(name) for name in function.__code__.co_names]
+    for value in [*_variables(function).values(), *named]:
+        if isinstance(value, types.FunctionType) and not _is_installed(value):
+            program += [] if id(value) in visited else _program(value, visited)
+        elif owner_of(value) is not None:
+            program.append(content_of([(value,)]))
+    return program
+
+
+def _variables(function: types.FunctionType) -> dict[str, Any]:
+    """Return the variables that a function closes over, as far as they are assigned."""
+    variables = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):
+            variables[name] = cell.cell_contents
+    return variables
+
+
+def _code_values(code: types.CodeType, text: str | None = None) -> tuple[Any, ...]:
+    constants = [_constant(value) for value in code.co_consts if value is None or value != text]
+    return code.co_code, constants, code.co_names
 
 
 def _constant(value: Any) -> Any:
@@ -459,15 +505,6 @@ def _constant(value: Any) -> Any:
         return _code_values(value)
     # The order of a set of strings differs between processes.
     return sorted(map(repr, value)) if isinstance(value, frozenset) else value
-
-
-def _variable(cell: types.CellType) -> Any:
-    """Return a closure variable: a plain value, else its class: it may be huge, or cyclic."""
-    try:
-        value = cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
-    return value if isinstance(value, _PLAIN) else type(value).__name__
 
 
 def _short(value: Any) -> str:

@@ -46,7 +46,7 @@ from anydevice._train.batches import (
     rows_of,
 )
 from anydevice._train.callbacks import Callback, TrainingEvent, callbacks_of, step_callbacks
-from anydevice._train.checkpoint import LoopState, is_checkpoint, sole_training
+from anydevice._train.checkpoint import LoopState, is_checkpoint, lock_training
 from anydevice._train.data_parallel import mesh_of
 from anydevice._train.failures import check_shape, explain_error, wrong_batch
 from anydevice._train.history import Epoch, History, TrainingProgress, say
@@ -335,7 +335,7 @@ def _saving(
         return
     target = checked_path(save)
     check_writable(target)
-    with sole_training(target):
+    with lock_training(target):
         if resume is None and is_there(target):
             on = "resume=True goes on with it" if is_checkpoint(target) else "it is not a training"
             raise ConfigurationError(

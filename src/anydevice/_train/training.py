@@ -10,9 +10,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary, finalize
 
 from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import to_numpy
@@ -49,6 +50,7 @@ from anydevice._train.batches import (
 from anydevice._train.checkpoint import (
     Checkpoint,
     LoopState,
+    lock_training,
     read_checkpoint,
     settings_of,
     write_checkpoint,
@@ -78,6 +80,8 @@ _ARRAYS = ("parameters", "optimizer", "scale", "total", "own")
 
 _CLIP = "it is the largest norm of the gradients"
 _warned: set[str] = set()
+_locks: WeakValueDictionary[Path, ExitStack] = WeakValueDictionary()
+"""The locks of the files that trainings of this process save to."""
 
 
 class Training:
@@ -307,10 +311,13 @@ class Training:
         """Save the whole training in a `.safetensors` file, atomically.
 
         The file has the parameters, the state of the optimizer and the schedule, the random
-        states, and the position in the data.
+        states, and the position in the data. Raises `ConfigurationError`, with the process, if
+        another process trains and has last saved to this file.
         """
         self.read()
         target = checked_path(path)
+        if self.strategy.leads:
+            self._lock(target)
         self.write(target, LoopState(), self.settings())
         remove_leftovers(target)
 
@@ -322,6 +329,14 @@ class Training:
         is damaged.
         """
         self.resume(checked_path(path), self.settings())
+
+    def _lock(self, path: Path) -> None:
+        lock = _locks.get(path)
+        if lock is None:
+            release = lock_training(path).close
+            lock = _locks[path] = ExitStack()
+            finalize(lock, release)
+        self._file = lock
 
     # Used by nn.train
 

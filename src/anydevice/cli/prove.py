@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         ("--timeout", "SECONDS", partial(seconds, high=1e9), "after which it stays undecided"),
         ("--certificate", "FILE", str, "write the proof there"),
-        ("--check", "FILE", str, "check a certificate again, with NumPy alone"),
+        ("--check", "FILE", str, "check a certificate again; 3 if the reading was not compared"),
+        ("--unpack", "MIB", int, "the most that --check unpacks a certificate to; 64 by default"),
         ("--results", "FILE", str, results),
         ("--device", "DEVICE", str, "where to compute, such as cuda:0"),
         ("--engine", "ENGINE", str, "with which library, such as torch"),
@@ -177,6 +178,8 @@ def _write_result(path: str | None, text: str) -> None:
 
 
 def _check(arguments: argparse.Namespace, output: Output) -> int:
+    from anydevice._proofs.checking.smooth import executors_of
+    from anydevice._proofs.execution import NOT_COMPARED, compare_reading, executors
     from anydevice._proofs.files import check, read_certificate, read_model, read_queries
     from anydevice._report.proof import in_parts
 
@@ -184,25 +187,29 @@ def _check(arguments: argparse.Namespace, output: Output) -> int:
         raise ConfigurationError("--check reads a certificate, and --certificate writes one")
     model = read_model(arguments.model)
     queries = read_queries(arguments.property, model)
-    certificate = read_certificate(arguments.check)
-    leaves, refused = 0, None
+    certificate = read_certificate(arguments.check, arguments.unpack)
+    leaves, refused, is_compared = 0, None, bool(executors())
+    if is_compared:
+        compare_reading(model, queries)
     try:
         leaves = check(model, queries, certificate, arguments.check)
     except AnyDeviceError as error:
         refused = error
-    verdict = "error" if refused else "unsat"
+    verdict = "error" if refused else "unsat" if is_compared else "unknown"
     problem = problem_of(lambda: _write_result(arguments.results, verdict))
+    result = "refused" if refused else "proved" if is_compared else "checked"
+    about: dict[str, Any] = {"result": result, "parts": leaves, "precision": certificate.arithmetic}
+    about["executors"] = executors_of(certificate.assumptions)
+    about["assumptions"] = dict(certificate.assumptions)
     if arguments.json:
-        about: dict[str, object] = {"result": "refused" if refused else "proved"}
-        about |= {"parts": leaves, "precision": certificate.arithmetic}
-        about["assumptions"] = dict(certificate.assumptions)
         output.json(about | _problems_in_json([each for each in (refused, problem) if each]))
     else:
         if not refused:
-            words = f"again, in {certificate.arithmetic}, {in_parts(leaves)}"
-            output.say(f"{output.paint('proved', 'good')} {words}")
+            proved = f"{output.paint('proved', 'good')} again" if is_compared else NOT_COMPARED
+            by = f" by {', '.join(about['executors'])}" if about["executors"] else ""
+            output.say(f"{proved}, in {certificate.arithmetic}{by}, {in_parts(leaves)}")
         output.complain(refused)
         output.complain(problem)
     if problem:
         return NOT_DONE
-    return ANSWER_IS_NO if refused else _PROVED
+    return ANSWER_IS_NO if refused else _PROVED if is_compared else _UNDECIDED

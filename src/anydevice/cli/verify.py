@@ -48,6 +48,7 @@ _MAX_NAMED = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_filters(parser)
+    parser.add_argument("--seed", type=int, metavar="N", help="draw the calls of another run")
     how = parser.add_mutually_exclusive_group()
     add_switches(
         how,
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             arguments.engine,
             arguments.dtype,
             quick=arguments.quick,
+            seed=arguments.seed,
             progress=bar.tell,
             on_op=None if arguments.json else rows.add,
         )
@@ -130,6 +132,12 @@ def show(verdicts: Verdicts, output: Output) -> None:
         if count or state in ("right", "wrong", "unsupported")
     )
     output.say(f"{counts}, in {verdicts.seconds:.1f} s.")
+    failed = ""
+    for option in ("op", "device", "engine", "dtype"):
+        names = dict.fromkeys(getattr(cell, option) for cell in verdicts.failed)
+        failed += f" --{option} {','.join(names)}" if names else ""
+    quick = " --quick" if verdicts.quick else ""
+    output.say(f"To draw the same calls: anydevice verify{failed}{quick} --seed {verdicts.seed}")
 
 
 def _show_reasons(

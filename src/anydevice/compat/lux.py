@@ -26,7 +26,7 @@ from anydevice._core.choice import Wish, accelerators_passed_over, choose
 from anydevice._core.finding import Tier
 from anydevice._core.record import Record, replace
 from anydevice._core.text import warn
-from anydevice._core.trees import leaves, refilled
+from anydevice._core.trees import leaves, mapped, refilled
 from anydevice._machine.choose.scope import forget, make_request, why
 from anydevice._machine.discovery.discover import free_memory
 from anydevice._machine.engines import registry
@@ -293,7 +293,11 @@ class DistributedUtils:
         group: Any = backend.mesh.group
         if group is None:
             return x
-        numbers = group.of_first(anydevice.to_numpy(x), root)
+
+        def send(x: Any) -> Any:
+            return type(x)(x.shape, x.dtype, bytes.fromhex(group.of_first(x.tobytes().hex(), root)))
+
+        numbers = mapped(send, anydevice.to_numpy(x))
         return anydevice.to_device(numbers, backend.mesh.devices[0], convert=True)
 
     synchronize = bcast

@@ -8,7 +8,7 @@ import pytest
 
 from tests.programs import output_of
 
-FOUR = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+FOUR = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"}
 
 SET_UP = """
 import os, sys

@@ -16,6 +16,7 @@ from anydevice._proofs.checking.certificate import LEAF, Tree, first_neurons
 from anydevice._proofs.checking.checker import refused, verdicts
 from anydevice._proofs.checking.network import Network, Node
 from tests.proofs.checking.theorems import dense, exactly, executed, leaf_tree, query, residual
+from tests.proofs.checking.written import described, field, operator
 
 MANY_INPUTS = dense((module.FORWARD + 6, 6, 6, 2), 4)
 NETWORKS = [dense((3, 8, 8, 2)), residual(), dense((4, 5, 3), 3), MANY_INPUTS]
@@ -268,25 +269,47 @@ def test_exact_bounds_know_what_is_flushed() -> None:
     assert not lower(network, question, leaf_tree([[1]]), "float32")[0] >= 0
 
 
-def _exp_and_sigmoid(library: str, z: Any) -> tuple[Any, Any]:
-    module: Any = pytest.importorskip("mlx.core" if library == "mlx" else library)
-    if library == "torch":
-        return module.exp(module.tensor(z)).numpy(), module.sigmoid(module.tensor(z)).numpy()
-    if library == "jax":
-        return np.asarray(module.jit(module.numpy.exp)(z)), np.asarray(module.nn.sigmoid(z))
-    return np.array(module.exp(module.array(z))), np.array(module.sigmoid(module.array(z)))
+def _functions(executor: str) -> dict[str, Callable[[Any], Any]]:
+    """Return the smooth functions of an executor, from and to NumPy's arrays."""
+    if executor == "NumPy":
+        return {"exp": np.exp, "tanh": np.tanh, "sigmoid": lambda z: 1 / (1 + np.exp(-z))}
+    if executor == "onnxruntime":
+        return {name: _onnxruntime_function(name) for name in ("exp", "tanh", "sigmoid", "gelu")}
+    module: Any = pytest.importorskip({"MLX": "mlx", "PyTorch": "torch", "JAX": "jax"}[executor])
+    if executor == "PyTorch":
+        own = {k: getattr(module, k) for k in ("exp", "tanh", "sigmoid", "reciprocal", "rsqrt")}
+        own |= {name: getattr(module.nn.functional, name) for name in ("gelu", "silu")}
+        return {k: lambda z, f=f: f(module.tensor(z)).numpy() for k, f in own.items()}
+    if executor == "JAX":
+        own = {"exp": module.numpy.exp, "tanh": module.numpy.tanh, "rsqrt": module.lax.rsqrt}
+        own |= {"sigmoid": module.nn.sigmoid, "silu": module.nn.silu}
+        return {k: lambda z, f=f: np.asarray(module.jit(f)(z)) for k, f in own.items()}
+    core: Any = pytest.importorskip("mlx.core")
+    own = {name: getattr(core, name) for name in ("exp", "tanh", "sigmoid", "reciprocal", "rsqrt")}
+    return {k: lambda z, f=f: np.array(f(core.array(z))) for k, f in own.items()}
 
 
-@pytest.mark.parametrize("library", ["torch", "jax", "mlx"])
-def test_libraries_are_as_exact_as_is_assumed(library: str) -> None:
+def _onnxruntime_function(name: str) -> Callable[[Any], Any]:
+    onnxruntime: Any = pytest.importorskip("onnxruntime")
+    graph = field(2, "graph") + field(1, operator(name.title(), ["x"], "y"))
+    graph += field(11, described("x", (20_001,))) + field(12, described("y", (20_001,)))
+    session = onnxruntime.InferenceSession(field(1, 8) + field(7, graph) + field(8, field(2, 20)))
+    return lambda z: session.run(None, {"x": z})[0]
+
+
+@pytest.mark.parametrize("executor", sorted(set(smooth.EXECUTORS) - {"CUDA"}))
+def test_executors_are_as_exact_as_is_assumed(executor: str) -> None:
     z = np.linspace(-87, 87, 20_001).astype(np.float32)
-    for name, found in zip(("exp", "sigmoid"), _exp_and_sigmoid(library, z), strict=True):
-        wide = z.astype(np.float64)
+    assumed = {"sigmoid, absolute": smooth.EXECUTORS[executor]}
+    for name, function in _functions(executor).items():
+        x = np.abs(z) + np.float32(1e-3) if name in ("reciprocal", "rsqrt") else z
+        wide = x.astype(np.float64)
         with np.errstate(all="ignore"):
-            lines = smooth.lines(name, wide, wide, float32=True)
+            found = function(x)
+            lines = smooth.lines(name, wide, wide, float32=True, assumed=assumed)
         assert lines.floor is not None
-        assert (lines.below * wide + lines.floor <= found).all()
-        assert (found <= lines.above * wide + lines.ceiling).all()
+        assert (lines.below * wide + lines.floor <= found).all(), name
+        assert (found <= lines.above * wide + lines.ceiling).all(), name
 
 
 CURVES = {

@@ -115,6 +115,7 @@ FAULTS: dict[str, Callable[[], Certificate]] = {
     "arithmetic of another kind": lambda: changed(arithmetic="float64"),
     "arithmetic in capitals": lambda: changed(arithmetic="Real"),
     "an assumption more": lambda: changed(assumptions={"exp": 2.0**-20}),
+    "an error below 0": lambda: changed(assumptions={"sigmoid, absolute": -1.0}),
     "no steps": lambda: tree(steps=np.zeros(0, np.int64)),
     "a step less": lambda: tree(steps=TREE.steps[:-1]),
     "a step more": lambda: tree(steps=np.append(TREE.steps, LEAF)),

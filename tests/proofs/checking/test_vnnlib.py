@@ -121,6 +121,9 @@ UNSUPPORTED = [
     "(assert (< X_0 1))",
     "(check-sat)",
     "word",
+    "(vnnlib-version <9.0>)",
+    "(assert (<= Y_0 1) (<= Y_0 2))",
+    "(declare-network N (declare-input X float16 [1, 2]) (declare-output Y float32 [1]))",
     "(assert (and" + " (or (<= Y_0 0) (<= Y_1 0))" * 40 + "))",
 ]
 
@@ -129,6 +132,18 @@ UNSUPPORTED = [
 def test_what_is_not_read_is_said(text: str) -> None:
     with pytest.raises((NotSupportedError, FormatError), match="at '"):
         queries(text)
+
+
+def test_a_comment_ends_with_its_line() -> None:
+    assert queries("; a comment\r\n(assert (<= Y_0 0))")
+    with pytest.raises(FormatError, match="CR alone"):
+        queries("; a comment\r(assert (<= Y_0 0))\n(assert (<= Y_1 0))")
+
+
+def test_reading_has_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anydevice._proofs.checking.readers.SECONDS", -1.0)
+    with pytest.raises(NotSupportedError, match="takes more than"):
+        queries("(assert (<= Y_0 0))")
 
 
 def test_errors_of_files_name_them(tmp_path: Path) -> None:

@@ -50,6 +50,18 @@ class Call(Record):
             leaves += [x for x in several if isinstance(x, np.ndarray)]
         return leaves
 
+    def describe(self, op: str) -> str:
+        """Return the call as text, with shapes in place of arrays."""
+
+        def text(value: Any) -> str:
+            if isinstance(value, list):
+                return f"[{', '.join(map(text, value))}]"
+            is_array = isinstance(value, np.ndarray)
+            return f"{value.dtype}{list(value.shape)}" if is_array else repr(value)
+
+        options = [f"{name}={text(value)}" for name, value in self.options.items()]
+        return f"{op}({', '.join([*map(text, self.arguments), *options])})"
+
 
 def call(*arguments: Any, **options: Any) -> Call:
     """Make a call with these arguments.
@@ -163,7 +175,9 @@ LARGE_KERNELS = ("float32", "bfloat16")
 """The same, where kernels of our own may be for 16 bits alone."""
 EVERYTHING = (*NUMBERS, "bool")
 
+
 Make = Callable[[Draw], Call]
+LAYOUTS = ("transposed", "sliced", "stepped", "reversed", "offset")
 Gives = Callable[[str, Call], tuple[str, ...]]
 
 
@@ -185,8 +199,8 @@ class Case(Record):
     """One call of an op that is worth checking or timing.
 
     `make` draws its arguments. `dtypes` narrows those of the row. With `denormal`, an engine may
-    take numbers below the smallest normal one for zero. With `strided`, arrays are placed with
-    two axes swapped and turned back on the device, so that their elements lie apart.
+    take numbers below the smallest normal one for zero. With `strided`, arrays are placed in
+    another `layout`, one of `LAYOUTS`, so that their elements lie apart.
     """
 
     name: str
@@ -194,6 +208,7 @@ class Case(Record):
     dtypes: tuple[str, ...] | None = None
     denormal: bool = False
     strided: bool = False
+    layout: str = "transposed"
 
 
 class Benchmark(Record):

@@ -85,10 +85,13 @@ class TorchEngine(BaseEngine):
         return isinstance(x, Tensor)
 
     def is_traced(self, x: Tensor) -> bool:
-        return x.is_meta or _stands_for_another(x)
+        """Whether the tensor is meta, fake, or wrapped by a transformation of `torch.func`."""
+        fake = isinstance(x, FakeTensor)
+        return x.is_meta or fake or torch._C._functorch.is_functorch_wrapped_tensor(x)
 
     def is_meta(self, x: Tensor) -> bool:
-        return x.is_meta and not _stands_for_another(x)
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(x)
+        return x.is_meta and not isinstance(x, FakeTensor) and not wrapped
 
     def devices_of(self, x: Tensor) -> tuple[Device, ...]:
         """Return the tensor's device; none for a meta tensor."""
@@ -237,11 +240,6 @@ class TorchEngine(BaseEngine):
         plain_layout = x.layout == torch.strided and not x.is_conj() and not x.is_neg()
         of_tensors = hasattr(x, "__tensor_flatten__")
         return plain_layout and not of_tensors and not self.is_traced(x)
-
-
-def _stands_for_another(x: Tensor) -> bool:
-    """Whether the tensor is fake, or wrapped by a transformation of `torch.func`."""
-    return isinstance(x, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 @cache

@@ -58,7 +58,11 @@ _WIDE_PRODUCTS = torch.version.cuda is not None and "dtype" in torch.ops.aten.mm
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not _FOR_GPUS or not x.is_cuda or x.dtype in _WIDE or not x.numel():
-        return F.linear(x, weight, bias)
+        if bias is None or x.dtype in _WIDE:
+            return F.linear(x, weight, bias)
+        # Only the bias of a matrix is added before the product is rounded, if it is contiguous.
+        product = F.linear(x.reshape(-1, x.shape[-1]), weight, bias.contiguous())
+        return product.reshape(*x.shape[:-1], len(weight))
     count, width = weight.shape
     is_row = x.numel() == width
     # With a bias and a size that is no multiple of eight, the library may round the product before
@@ -218,7 +222,8 @@ def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, paddin
 
 
 def _conv_transpose2d(x: Tensor, weight: Tensor, *options: Any) -> Tensor:
-    if (x.is_cuda and x.dtype != torch.float64) or not (x.numel() and weight.numel()):
+    short = x.dtype == torch.float16  # a CPU adds it up in 16 bits
+    if short or (x.is_cuda and x.dtype != torch.float64) or not (x.numel() and weight.numel()):
         return NotImplemented  # as for `conv2d`
     return torch.conv_transpose2d(x, weight, *options)
 

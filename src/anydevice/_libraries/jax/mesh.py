@@ -10,16 +10,18 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src.lib import _jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from anydevice._core.device import Device
 from anydevice._core.protocols import Launched, MeshLike
 from anydevice._libraries.exchange import HostExchange
+from anydevice._libraries.group import folder_board, prove, read_limit
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.library_settings import jax_started
 from anydevice.errors import ConfigurationError
@@ -35,6 +37,7 @@ class JaxProcesses(HostExchange):
     def every(self, numbers: Any) -> Any:
         from jax.experimental import multihost_utils
 
+        JaxProcesses.calls += 1
         return np.asarray(multihost_utils.process_allgather(numbers))
 
     def sum(self, arrays: Sequence[jax.Array], share: float = 1.0) -> list[jax.Array]:
@@ -69,6 +72,14 @@ def join(launched: Launched | None) -> JaxProcesses:
                 "call parallel.initialize() first",
                 source="parallel.initialize",
             )
+        if board := folder_board(launched):
+            board.meet(lambda: {"jax": JaxProcesses.calls})
+        own = "127.0.0.1" if launched.is_local else "[::]"
+        if launched.is_local:
+            _jax.make_gloo_tcp_collectives = partial(_jax.make_gloo_tcp_collectives, hostname=own)
+        # Without a limit, the coordinator names no process that is missing.
+        serve, limit = _jax.get_distributed_runtime_service, read_limit()
+        _jax.get_distributed_runtime_service = partial(serve, cluster_register_timeout=limit)
         # JAX would intercept SIGTERM as the preemption notice of a cluster.
         jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
@@ -76,9 +87,12 @@ def join(launched: Launched | None) -> JaxProcesses:
             launched.size,
             launched.rank,
             cluster_detection_method="deactivate",
+            initialization_timeout=2 * limit,
+            coordinator_bind_address=f"{own}:{launched.port}",
             heartbeat_timeout_seconds=_HEARTBEAT,
         )
         atexit.register(_end_failed)
+        JaxProcesses.key = prove(JaxProcesses(launched.rank, launched.size).gather, launched)
     return JaxProcesses(jax.process_index(), jax.process_count())
 
 
@@ -139,6 +153,7 @@ def bytes_a_device(tree: Any) -> dict[Device, int]:
 
 def of_processes(numbers: Sequence[int], mesh: MeshLike) -> Any:
     """Return the numbers of each process, one row each, ready once all have called this."""
+    JaxProcesses.calls += 1
     mine = np.asarray([numbers], np.int32)
     place = NamedSharding(_native(mesh), PartitionSpec(_AXES))
     shape = (mesh.size, len(numbers))

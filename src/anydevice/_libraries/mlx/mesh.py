@@ -10,7 +10,9 @@ import mlx.core as mx
 import numpy as np
 
 from anydevice._core.engine import Absent
+from anydevice._core.protocols import Launched
 from anydevice._libraries.exchange import HostExchange
+from anydevice._libraries.group import folder_board, prove
 
 _RING = "MLX_HOSTFILE"
 
@@ -19,6 +21,7 @@ class RingProcesses(HostExchange):
     """The processes of a ring of MLX."""
 
     def every(self, numbers: Any) -> Any:
+        RingProcesses.calls += 1
         flat = mx.array(np.ascontiguousarray(numbers).reshape(-1))
         gathered = np.array(mx.distributed.all_gather(flat, group=_ring()))
         return gathered.reshape(self.size, *numbers.shape)
@@ -44,12 +47,9 @@ class RingProcesses(HostExchange):
 
     def of_processes(self, numbers: Sequence[int]) -> Any:
         """Return the numbers of each process, one row each, ready once all have called this."""
+        RingProcesses.calls += 1
         own = mx.array(list(numbers), mx.int32)
         return mx.distributed.all_gather(own, group=_ring()).reshape(self.size, len(numbers))
-
-    def largest(self, number: float, like: Any = None) -> float:
-        """Return the maximum of a number over all processes."""
-        return float(self.every(np.asarray([number], np.float32)).max())
 
 
 _rings: list[Any] = []
@@ -69,6 +69,11 @@ def _ring() -> Any:
     return _rings[0]
 
 
-def join() -> RingProcesses:
-    """Join the processes of the ring."""
+def join(launched: Launched | None) -> RingProcesses:
+    """Join the processes of the ring; they prove that they belong together."""
+    if not _rings and launched is not None:
+        if board := folder_board(launched):  # the ring would wait for a missing process for ever
+            board.meet(lambda: {"ring": RingProcesses.calls})
+        processes = RingProcesses(_ring().rank(), _ring().size())
+        RingProcesses.key = prove(processes.gather, launched)
     return RingProcesses(_ring().rank(), _ring().size())

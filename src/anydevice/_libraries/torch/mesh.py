@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from datetime import timedelta
+from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,9 +21,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
-from anydevice._core.protocols import Launched, MeshLike, Processes
+from anydevice._core.protocols import Launched, MeshLike
 from anydevice._core.record import Record
 from anydevice._core.trees import mapped
+from anydevice._libraries.exchange import HostExchange
+from anydevice._libraries.group import Board, folder_board, seal, stop_watching, unseal
 from anydevice._machine.engines import registry
 from anydevice.errors import ConfigurationError
 
@@ -35,14 +39,11 @@ _reduce_scatter = (
 Rows = tuple[int, int, int]
 """First row of a part of a batch, number of rows of the part, number of rows of the batch."""
 
-_LAST_WAIT = 10.0
-"""Seconds that a process waits for the others at its end."""
 
-_FIRST_WAIT = 60.0
-"""Seconds to wait for the first process before PyTorch takes over, or reports that it is absent."""
+_stores: list[Any] = []  # PyTorch calls their methods, and does not keep the objects
 
 
-class Group(Processes):
+class Group(HostExchange):
     """The processes of a `torch.distributed` group: the rank of this one, and their number."""
 
     def sum(self, tensors: Sequence[torch.Tensor], share: float = 1.0) -> list[Any]:
@@ -53,12 +54,6 @@ class Group(Processes):
         distributed.all_reduce(flat)
         parts = flat.split([x.numel() for x in tensors])
         return [part.view(x.shape).to(x.dtype) for part, x in zip(parts, tensors, strict=True)]
-
-    def largest(self, number: float, like: Any) -> float:
-        """Return the maximum of a number over all processes."""
-        maximum = torch.tensor([number], dtype=torch.float64, device=like.device)
-        distributed.all_reduce(maximum, op=distributed.ReduceOp.MAX)
-        return float(maximum[0])
 
     def of_processes(self, numbers: Sequence[float], device: Device) -> Callable[[], Any]:
         """Send numbers to all; return a function that waits for everyone's, a tensor of rows."""
@@ -73,20 +68,17 @@ class Group(Processes):
 
         return wait
 
-    def of_first(self, value: Any, root: int = 0) -> Any:
-        """Broadcast a small value from process `root`, by default the first."""
-        values = [value]
-        distributed.broadcast_object_list(values, src=root)
-        return values[0]
+    def every(self, numbers: Any) -> Any:
+        device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+        own = torch.from_numpy(np.array(numbers)).to(device)
+        rows = own.new_empty((self.size, *own.shape))
+        _all_gather(rows.view(-1, *own.shape[1:]), own)
+        return rows.cpu().numpy()
 
     def copy_from_first(self, tensors: Sequence[torch.Tensor]) -> None:
         """Write the first process's numbers into the tensors of all others."""
         for x in tensors:
             distributed.broadcast(x, 0)
-
-    def wait(self) -> None:
-        """Wait until every process has called this."""
-        distributed.barrier()
 
     def sum_gradients(self, weights: Sequence[torch.Tensor]) -> None:
         """Replace gradients by their sums; a weight unused in all processes has none."""
@@ -114,44 +106,65 @@ def join(launched: Launched, device: Device) -> Group:
         backend = (
             "nccl" if (launched.here or launched.size) <= torch.cuda.device_count() else "gloo"
         )
-    place = "env://"
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        place = f"tcp://{launched.address}:{launched.port}"
-        _await_first(launched)
-    try:
-        distributed.init_process_group(
-            backend, init_method=place, rank=launched.rank, world_size=launched.size
+    if launched.is_local:
+        for _, name in socket.if_nameindex():
+            if name.startswith("lo"):
+                os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
+    store: Any = folder_board(launched) or _SealedStore(launched)
+    store.meet(_count_collectives)
+    Group.key, _stores[:] = store.key, [store]
+    if store.folder is not None:
+        store = distributed.FileStore(str(store.folder / "store"), launched.size)
+    rank, size = launched.rank, launched.size
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+    atexit.register(leave)
+    return Group(launched.rank, launched.size)
+
+
+class _SealedStore(distributed.Store, Board):  # type: ignore[misc]
+    """A store that other programs may reach: its values carry an HMAC."""
+
+    def __init__(self, launched: Launched) -> None:
+        distributed.Store.__init__(self)
+        Board.__init__(self, launched)
+        store = _open_store(launched, self)
+        own = store.clone()  # a connection on which one thread waits is blocked for others
+        self.write = own.set  # type: ignore[method-assign]
+        self.read = (  # type: ignore[method-assign]
+            lambda name: own.get(name) if own.check([name]) else None
         )
-    except distributed.DistNetworkError as error:
-        if launched.rank or not _is_taken(launched.port):
-            raise
+        for call in ("wait", "add", "check", "delete_key"):
+            setattr(self, call, partial(getattr(store, call)))
+        self.set = lambda name, value: store.set(name, seal(self.key, name, value))
+        self.get = lambda name: unseal(self.key, name, store.get(name))
+
+
+def _open_store(launched: Launched, board: Board) -> Any:
+    """Return the store of torchrun, or a new one: at loopback alone if all are on this host."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return next(distributed.rendezvous("env://", launched.rank, launched.size))[0]
+    began, host = time.monotonic(), "127.0.0.1" if launched.is_local else launched.address
+    while launched.rank:
+        with suppress(OSError):
+            socket.create_connection((host, launched.port), timeout=1.0).close()
+            return distributed.TCPStore(host, launched.port, wait_for_workers=False)
+        board.wait_for([0], "missing", began)
+    try:
+        listener = socket.create_server((host if launched.is_local else "", launched.port))
+    except OSError as error:
         raise ConfigurationError(
             f"another program has port {launched.port} of this machine, at which the first process "
             "is to be found; set MASTER_PORT to another one in all processes",
             source="MASTER_PORT",
         ) from error
-    atexit.register(leave)
-    return Group(launched.rank, launched.size)
+    ours = {"is_master": True, "master_listen_fd": listener.detach()}
+    return distributed.TCPStore(host, launched.port, wait_for_workers=False, **ours)
 
 
-def _is_taken(port: int) -> bool:
-    with socket.socket() as own:
-        try:
-            own.bind(("", port))
-        except OSError:
-            return True
-    return False
-
-
-def _await_first(launched: Launched) -> None:
-    """Wait until the first process listens: PyTorch retries at growing intervals."""
-    until = time.monotonic() + _FIRST_WAIT
-    while launched.rank and time.monotonic() < until:
-        try:
-            socket.create_connection((launched.address, launched.port), timeout=1.0).close()
-            return
-        except OSError:
-            time.sleep(0.01)
+def _count_collectives() -> dict[str, int]:
+    """Return the number of collectives that this process has entered, by group."""
+    names = dict(distributed.distributed_c10d._world.pg_names)
+    return {name: group._get_sequence_number_for_group() for group, name in names.items()}
 
 
 def leave() -> None:
@@ -161,31 +174,12 @@ def leave() -> None:
     """
     if not distributed.is_initialized() or getattr(sys, "last_value", None) is not None:
         return
+    stop_watching()
     if distributed.get_backend() == "gloo":
-        with suppress(Exception):  # for example, the first process is gone
-            _await_others(distributed.distributed_c10d._get_default_store())
+        with suppress(Exception):  # for example, another process is gone
+            distributed.monitored_barrier(timeout=timedelta(seconds=10))
     with suppress(Exception):
         distributed.destroy_process_group()
-
-
-def _await_others(store: Any) -> None:
-    """Wait, for a limited time, until all processes have called this: one may have crashed.
-
-    A PyTorch barrier would wait for half an hour, and a group cannot end during one. The first
-    process, which has the store, waits until the others have read it: asking a store that is gone
-    makes PyTorch print pages of errors.
-    """
-    until, size = time.monotonic() + _LAST_WAIT, distributed.get_world_size()
-
-    def count(name: str, own: int, wanted: int) -> None:
-        counted = store.add(name, own)
-        while counted < wanted and time.monotonic() < until:
-            time.sleep(0.01)
-            counted = store.add(name, 0)
-
-    count("anydevice/left", 1, size)
-    is_first = distributed.get_rank() == 0
-    count("anydevice/seen", int(not is_first), size - 1 if is_first else 0)
 
 
 def part_of(x: torch.Tensor) -> Any:

@@ -16,6 +16,7 @@ from weakref import ref
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from anydevice._arrays.move import device_of, to_device
 from anydevice._core.array import Array
@@ -36,6 +37,12 @@ _SHARED = (
     "everything, for the module itself runs; only writes through NumPy or .data do not end a "
     "verification"
 )
+_EXACT = re.compile(
+    "aten::_?(abs|amax|amin|argsort|cat|clamp|clone|constant|copy|embedding|empty|flip|full|gather|"
+    "index|masked|max|min|neg|new|nan_to|ones|pad|relu|repeat|roll|round|scalar|scatter|sort|stack|"
+    "to_copy|topk|tri|unsafe_view|where|zero)"
+)
+"""Operations that select or copy numbers."""
 _RANDOM_IN_TRAINING = re.compile("Dropout|BatchNorm|InstanceNorm|RReLU|DropPath")
 
 
@@ -61,6 +68,7 @@ class TorchAdapter(base.ModelAdapter):
         self.follows = _SHARED
         self._copied: Any = None
         self._code: base.ChangeDetector | None = None
+        self._changed: AbstractContextManager[Any] | None = None
 
     def call(self, arguments: base.Arguments, *inputs: Any, **named: Any) -> Any:
         return self.module(*inputs, **named)
@@ -99,6 +107,8 @@ class TorchAdapter(base.ModelAdapter):
                 if path and not isinstance(part, torch.jit.ScriptModule):  # it runs no hooks
                     own = partial(hook, name=f"{path} {type(part).__name__}")
                     hooks.callback(part.register_forward_hook(own).remove)
+            if self._changed is not None:
+                hooks.enter_context(self._changed)
             return self.module(*inputs, **named)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
@@ -152,6 +162,7 @@ class TorchAdapter(base.ModelAdapter):
 
     def reference(self, change: base.Change, engine: str) -> base.ModelAdapter:
         adapter = TorchAdapter(_copy_of(self.module))
+        adapter._changed, adapter.changes_operations = ChangedOperations(change), True
         for part in adapter.module.modules():
             for x in part._parameters.values():
                 if x is not None:
@@ -204,6 +215,36 @@ class TorchAdapter(base.ModelAdapter):
         return kind
 
 
+class ChangedOperations(TorchDispatchMode):  # type: ignore[misc]
+    """Pass the results of all operations that round through a function."""
+
+    def __init__(self, change: base.Change) -> None:
+        super().__init__()
+        self._change = change
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not _rounds(func):
+            return result
+        for x in result if isinstance(result, tuple | list) else (result,):
+            if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+                continue
+            if x.is_floating_point() or x.is_complex():
+                host = x.numpy() if x.dtype == torch.float64 else _wide_array(x)
+                x.copy_(torch.from_numpy(self._change(host)))
+            if func is torch.ops.aten.gelu.default:  # it rounds 1 + erf(x), which is near 0
+                host = _wide_array(args[0])
+                x.add_(torch.from_numpy(self._change(host) - host))
+        return result
+
+
+@cache
+def _rounds(func: Any) -> bool:
+    """Whether an operation computes new numbers; others select, copy or view them."""
+    aliases = [returned.alias_info for returned in func._schema.returns]
+    return not (_EXACT.match(func.name()) or any(x and not x.is_write for x in aliases))
+
+
 def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of (weights, *arrays) without gradients, unless an input requires them."""
 
@@ -223,7 +264,11 @@ def no_gradients() -> AbstractContextManager[None]:
     return scope
 
 
-float64_scope = no_gradients
+@contextmanager
+def changed_scope(change: base.Change) -> Iterator[None]:
+    """Compute without gradients inside the block, and change the results of operations."""
+    with torch.no_grad(), ChangedOperations(change):
+        yield
 
 
 def allows_tf32(*, convolutions: bool) -> bool:

@@ -37,9 +37,9 @@ class Bounds(NamedTuple):
 
 
 class SoundNetwork:
-    """Bounds of a network in an arithmetic."""
+    """Bounds of a network in an arithmetic, with the errors that are assumed of functions."""
 
-    def __init__(self, network: Network, arithmetic: str) -> None:
+    def __init__(self, network: Network, arithmetic: str, given: Any = smooth.WIDEST) -> None:
         self.network, self.nodes = check_network(network), network.nodes
         first, self.neurons = first_neurons(network), sum(n.size for n in self.nodes if n.function)
         self.its = {k: slice(n, n + self.nodes[k - 1].size) for k, n in first.items()}
@@ -54,7 +54,7 @@ class SoundNetwork:
             raise RefusedError(f"bounds of this network in {arithmetic!r} arithmetic are not known")
         self.x = [g / (1 - g) + 2 * n.inexact for g, n in zip(gammas, self.nodes, strict=True)]
         self.under = [TINY + FLUSH * self.float32 * (n.roundings + 1) for n in self.nodes]
-        self.assumptions = smooth.assumptions({n.function for n in self.nodes}, self.float32)
+        self.assumptions = smooth.assumptions([n.function for n in self.nodes], self.float32, given)
 
     @np.errstate(all="ignore")
     def bounds(self, low: Floats, high: Floats, known: Any = None) -> Bounds:
@@ -83,8 +83,8 @@ class SoundNetwork:
 
     def lines(self, k: int, low: Floats, high: Floats, slopes: Any = np.nan) -> smooth.LinePair:
         """Return lines below and above the function of a node; NaN is for a slope to choose."""
-        if self.nodes[k - 1].function != "relu":
-            return smooth.lines(self.nodes[k - 1].function, low, high, self.float32)
+        if (name := self.nodes[k - 1].function) != "relu":
+            return smooth.lines(name, low, high, self.float32, self.assumptions)
         on, off = low >= 0, high <= 0
         above = np.clip(high / (high - low), 0, 1)
         ceiling = np.maximum(-above * low, (1 - above) * high) * (1 + 1e-14) + TINY

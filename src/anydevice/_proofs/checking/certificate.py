@@ -32,8 +32,8 @@ ARITHMETICS = ("real", "float32")
 """The arithmetics in which bounds are known."""
 
 _MAGIC = b"anydevice proof 1\n"
-_LARGEST = 1 << 32
-"""A certificate of more bytes than this is not unpacked."""
+UNPACK = 64
+"""The most MiB that a certificate is unpacked to, unless the caller allows more."""
 _TABLE = 100
 """The largest number of sets of weights that are shared by leaves, and written once."""
 
@@ -148,10 +148,10 @@ class Certificate(NamedTuple):
 
 
 @np.errstate(all="ignore")
-def read_certificate(data: bytes) -> Certificate:
+def read_certificate(data: bytes, unpack: int = UNPACK) -> Certificate:
     """Read the content of a file; `FormatError` says what is wrong with it."""
     try:
-        header, rest = _unpack(data)
+        header, rest = _unpack(data, max(0, unpack) << 20)
         trees = tuple([_read_tree(tree, rest) for tree in header["trees"]])
         carried = header["carried"]
         network = None if carried is None else _read_network(carried, rest)
@@ -238,14 +238,16 @@ class _Rest:
         return array
 
 
-def _unpack(data: bytes) -> tuple[dict[str, Any], _Rest]:
+def _unpack(data: bytes, largest: int) -> tuple[dict[str, Any], _Rest]:
     if not data.startswith(_MAGIC):
         raise FormatError("it does not begin as a certificate of this version does")
     unpacking = zlib.decompressobj()
     try:
-        content = unpacking.decompress(data[len(_MAGIC) :], _LARGEST)
+        content = unpacking.decompress(data[len(_MAGIC) :], largest + 1)
     except zlib.error as error:
         raise FormatError(f"it cannot be unpacked: it was cut or damaged ({error})") from error
+    if len(content) > largest:
+        raise FormatError(f"it unpacks to over {largest >> 20} MiB; --unpack or unpack= allows it")
     if not unpacking.eof or unpacking.unused_data:
         raise FormatError("it cannot be unpacked: it was cut, or something follows its end")
     text, _, binary = content.partition(b"\n")

@@ -36,7 +36,7 @@ def check(network: Network, queries: Sequence[Query], certificate: Certificate) 
     hashes, trees = [query.hash() for query in queries], len(certificate.trees)
     if list(certificate.queries) != hashes or not len(hashes) == trees > 0:
         raise RefusedError("it is about other queries, that is another property or region")
-    net = SoundNetwork(network, certificate.arithmetic)
+    net = SoundNetwork(network, certificate.arithmetic, certificate.assumptions)
     if dict(certificate.assumptions) != net.assumptions:
         raise RefusedError(f"its assumptions are not those of this checker, {net.assumptions}")
     for number, (query, tree) in enumerate(zip(queries, certificate.trees, strict=True), 1):
@@ -85,10 +85,10 @@ def verdicts(net: SoundNetwork, query: Query, tree: Tree, known: Any) -> Iterato
     """
     for n, lemma in enumerate(tree.lemmas, 1):
         ending, question = lemma.theorem(net.network, query)
-        below, place = SoundNetwork(ending, ARITHMETICS[net.float32]), f"lemma {n}"
+        below = SoundNetwork(ending, ARITHMETICS[net.float32], net.assumptions)
         for start, _, closed in verdicts(below, question, lemma.tree, known):
             for k in np.nonzero(~closed)[0][:1]:
-                raise RefusedError(f"leaf {start + k + 1} of {place} is not proved", place)
+                raise RefusedError(f"leaf {start + k + 1} of lemma {n} is not proved", f"lemma {n}")
         most = known.setdefault(lemma.node, np.full((2, ending.outputs), np.inf))
         np.minimum.at(most, (lemma.sides % 2, lemma.sides // 2), lemma.bounds)
     leaves = leaves_of(tree, TreePart(*root_box(query, net.network)), net, max(query.group) + 1)

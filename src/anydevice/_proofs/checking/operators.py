@@ -37,13 +37,19 @@ LARGEST = 2 << 30
 """The limit of bytes for all matrices of a network."""
 ROUNDED = 2.0**-52
 """The largest relative error of a number after one or two operations of float64."""
-_FLOATS = (1, 11)
-"""The dtypes float32 and float64 of ONNX; proofs cover no others."""
-_SLOPE = float(np.float32(0.01))
-"""The default slope of a leaky ReLU; attributes of ONNX are float32."""
+_DOUBLE = 11
+_DTYPES = {1: "f4", 6: "i4", 7: "i8", 9: "?", _DOUBLE: "f8"}
+"""The dtypes by ONNX's numbers. Constants of float32 are stored in float64."""
+_SLOPE, _EPSILON = float(np.float32(0.01)), float(np.float32(1e-5))
+"""The defaults of a leaky ReLU and of a batch norm; attributes of ONNX are float32."""
+_ONE = ((), (1,))
+"""The shapes of one number that broadcasting does not notice."""
+_HARMLESS = {"momentum", "seed", "storage_order", "saturate"}
+"""Attributes that do not change the outputs that are read."""
+_OF_SEVERAL = {"Add", "Concat", "Div", "Gemm", "MatMul", "Max", "Min", "Mul", "Sub"}
+"""Operators of several tensors; the others have constants behind the first."""
 
 
-@np.errstate(all="ignore")
 def read_onnx(data: bytes) -> tuple[Network, bool]:
     """Return the network of an ONNX file, and whether a last softmax was dropped.
 
@@ -87,10 +93,11 @@ class Lowering:
     """Turns operators of a graph into nodes, one by one: now `operator` with its `attributes`."""
 
     operator: Operator
-    attributes: dict[str, Any]
+    attributes: Attributes
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.softmax = graph, False
+    def __init__(self, graph: Graph, join: bool = True) -> None:
+        self.graph, self.softmax, self.join = graph, False, join
+        self.wide = graph.dtype == _DOUBLE  # whether some tensor may be float64
         self.nodes: list[Node] = []
         self.sources: dict[int, tuple[str, Value]] = {}
         self.inputs = prod(graph.shape)
@@ -99,13 +106,20 @@ class Lowering:
         names = [name for operator in graph.operators for name in operator.inputs]
         self.uses = Counter([*names, graph.output])
 
+    @np.errstate(all="ignore")
     def run(self) -> Network:
         """Lower all operators; return the network of the nodes that the output depends on."""
         for operator in self.graph.operators:
             try:
-                self.operator, self.attributes = operator, _attributes(operator)
+                self.operator, self.attributes = operator, attributes_of(operator)
                 inputs = [self._use(name) if name else None for name in operator.inputs]
+                if operator.kind not in _OF_SEVERAL and any(
+                    isinstance(x, tuple) for x in inputs[1:]
+                ):
+                    raise NotSupportedError("an input behind its first is no constant")
                 results = _OPERATORS[operator.kind](self, *inputs)
+                if unread := self.attributes.unread - _HARMLESS:
+                    raise NotSupportedError(f"its attribute {min(unread)!r} is not known")
             except NotSupportedError as error:
                 raise NotSupportedError(f"{operator}: {error}") from None
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -133,7 +147,8 @@ class Lowering:
 
     def free(self, value: Value) -> bool:
         """Whether the value is a whole affine node that nothing else uses, and may change."""
-        own = value.alone and value.node > 0 and not self.nodes[value.node - 1].function
+        own = self.join and value.alone and value.node > 0
+        own = own and not self.nodes[value.node - 1].function
         return own and self._in_order(value._replace(places=np.sort(value.places, axis=None)))
 
     def zeros(self, rows: int, columns: int) -> Array:
@@ -180,10 +195,10 @@ class Lowering:
         self.sources[result.node] = (function, value)
         return result
 
-    def larger(self, a: Value, b: Value) -> Value:
-        """Return the maximum b + relu(a - b), which every execution computes exactly."""
-        more = self.add([(a, 1.0), (b, -1.0)], np.zeros(a.shape), "relu")
-        return self.add([(b, 1.0), (more, 1.0)], np.zeros(a.shape))
+    def larger(self, a: Value, b: Value, sign: float = 1.0) -> Value:
+        """Return the maximum b + relu(a - b), or the minimum; no execution rounds it."""
+        more = self.add([(a, sign), (b, -sign)], np.zeros(a.shape), "relu")
+        return self.add([(b, 1.0), (more, sign)], np.zeros(a.shape))
 
     def product(self, a: Value, b: Value) -> Value:
         """Return the product ((a + b)^2 - (a - b)^2) / 4, which an execution rounds once."""
@@ -206,7 +221,19 @@ class Lowering:
         return full
 
 
-def _attributes(operator: Operator) -> dict[str, Any]:
+class Attributes(dict[str, Any]):
+    """Attributes by name; those that a lowering never looked at stay `unread`."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self.unread = set(values)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.unread.discard(name)
+        return super().get(name, default)
+
+
+def attributes_of(operator: Operator) -> Attributes:
     """Return the attributes of an operator by name, as numbers, texts, lists and arrays."""
     attributes = {}
     for fields in map(message, operator.attributes):
@@ -217,7 +244,7 @@ def _attributes(operator: Operator) -> dict[str, Any]:
         elif fields[4] or fields[5]:
             value = text(fields[4]) if fields[4] else tensor(fields[5][-1])[1]
         attributes[text(fields[1])] = value
-    return attributes
+    return Attributes(attributes)
 
 
 def _exact_sum(a: Array, b: Array) -> Array:
@@ -241,20 +268,20 @@ def _shape_of(function: Callable[..., Array]) -> Callable[..., Tensor]:
     return run
 
 
-def _reshape(attributes: dict[str, Any], x: Array, shape: Array | None = None) -> Array:
-    sizes = list(attributes["shape"] if shape is None else shape.reshape(-1))
+def _reshape(attributes: Attributes, x: Array, shape: Array | None = None) -> Array:
+    sizes = list(attributes.get("shape") if shape is None else shape.reshape(-1))
     keep = not attributes.get("allowzero", 0)
     return x.reshape([x.shape[i] if keep and n == 0 else int(n) for i, n in enumerate(sizes)])
 
 
-def _axes(attributes: dict[str, Any], axes: Array | None) -> tuple[int, ...] | None:
+def _axes(attributes: Attributes, axes: Array | None) -> tuple[int, ...] | None:
     chosen = attributes.get("axes") if axes is None else axes.reshape(-1)
     return None if chosen is None else tuple(int(axis) for axis in chosen)
 
 
-def _slice(attributes: dict[str, Any], x: Array, *parts: Array) -> Array:
+def _slice(attributes: Attributes, x: Array, *parts: Array) -> Array:
     names = ("starts", "ends", "axes", "steps")
-    lists: list[Any] = [list(part.reshape(-1)) for part in parts]
+    lists: list[Any] = [None if part is None else list(part.reshape(-1)) for part in parts]
     lists = lists or [attributes.get(name) for name in names[:3]]
     starts, ends, axes, steps = (*lists, None, None)[:4]
     cut = [slice(None)] * x.ndim
@@ -266,9 +293,20 @@ def _slice(attributes: dict[str, Any], x: Array, *parts: Array) -> Array:
 
 def _cast(net: Lowering, x: Tensor) -> Tensor:
     kind = net.attributes.get("to", 0)
-    if isinstance(x, Value | Erf) and kind not in _FLOATS:
+    is_float = _DTYPES.get(kind) in ("f4", "f8")
+    if isinstance(x, Erf) or kind not in _DTYPES or not (is_float or isinstance(x, np.ndarray)):
         raise NotSupportedError(f"it converts to dtype {kind}, which is not float32 or float64")
-    return x
+    if isinstance(x, Value):
+        if kind != _DOUBLE and net.wide:  # it rounds
+            return net.add([(x, 1.0)], np.zeros(x.shape), roundings=1)
+        net.wide |= kind == _DOUBLE
+        return x
+    dtype = np.dtype(_DTYPES[kind])
+    edge = 2.0 ** (8 * dtype.itemsize - 1) if x.dtype.kind + dtype.kind == "fi" else np.inf
+    if (np.abs(x) >= edge).any() or (np.isnan(x).any() and not is_float):
+        raise NotSupportedError(f"it converts a number that {dtype} does not hold")
+    x = x.astype(dtype)
+    return x.astype(np.float64) if is_float else x
 
 
 def _dropout(net: Lowering, x: Tensor, *others: Any) -> Tensor:
@@ -278,9 +316,9 @@ def _dropout(net: Lowering, x: Tensor, *others: Any) -> Tensor:
 
 
 def _constant(net: Lowering) -> Tensor:
-    for name, value in net.attributes.items():
-        if name in ("value", "value_float", "value_floats", "value_int", "value_ints"):
-            return np.asarray(value, np.int64 if "int" in name else None)
+    for name in ("value", "value_float", "value_floats", "value_int", "value_ints"):
+        if name in net.attributes:
+            return np.asarray(net.attributes.get(name), np.int64 if "int" in name else None)
     raise NotSupportedError("it has no numbers")
 
 
@@ -288,11 +326,11 @@ def _constant_of_shape(net: Lowering, shape: Array) -> Tensor:
     if prod(int(n) for n in shape) > 1 << 16 or len(shape) > 8:
         raise NotSupportedError("it is larger than the shapes of tensors are")
     value = net.attributes.get("value", np.zeros(1))
-    return np.full([int(n) for n in shape], value.reshape(-1)[0])
+    return np.full([int(n) for n in shape], value.reshape(-1)[0], value.dtype)
 
 
 def _concat(net: Lowering, *parts: Any) -> Tensor:
-    axis = net.attributes.get("axis", 0)
+    axis = net.attributes.get("axis")
     if not any(isinstance(part, Value) for part in parts):
         return np.concatenate(parts, axis)
     values = [part for part in parts if isinstance(part, Value)]
@@ -319,6 +357,8 @@ def _split_axis(net: Lowering, x: Value, sizes: Array | None = None) -> list[Val
     axis = net.attributes.get("axis", 0)
     lengths = net.attributes.get("split") if sizes is None else sizes.tolist()
     count = net.attributes.get("num_outputs", len(net.operator.outputs))
+    if count != len(net.operator.outputs):
+        raise FormatError("it has not as many outputs as parts")
     edges = np.cumsum(lengths)[:-1] if lengths else count
     return [x._replace(places=p, alone=False) for p in np.split(x.places, edges, axis)]
 
@@ -327,8 +367,8 @@ def _pad(net: Lowering, x: Value, pads: Any = None, value: Any = None) -> Value:
     if net.attributes.get("mode", "constant") != "constant":
         raise NotSupportedError("it pads otherwise than with a constant")
     amounts = np.array(net.attributes.get("pads") if pads is None else pads).reshape(2, -1).T
-    if (amounts < 0).any() or amounts.sum() > 1 << 20:
-        raise NotSupportedError("it pads by a negative or a huge amount")
+    if len(amounts) != len(x.shape) or (amounts < 0).any() or amounts.sum() > 1 << 20:
+        raise NotSupportedError("it pads by a negative or a huge amount, or other axes")
     filler = float(value) if value is not None else net.attributes.get("value", 0.0)
     target = np.pad(np.arange(x.places.size).reshape(x.shape), amounts, constant_values=-1)
     inner = np.nonzero(target.reshape(-1) >= 0)[0]
@@ -339,7 +379,7 @@ def _pad(net: Lowering, x: Value, pads: Any = None, value: Any = None) -> Value:
 
 def _sum(net: Lowering, a: Any, b: Any) -> Tensor:
     sign = -1.0 if net.operator.kind == "Sub" else 1.0
-    if isinstance(a, Erf) and not isinstance(b, Value) and b.size == 1:
+    if isinstance(a, Erf) and isinstance(b, np.ndarray) and b.shape in _ONE:
         return a._replace(shift=a.shift + sign * float(b.reshape(-1)[0]))
     if isinstance(b, Erf) and sign > 0:
         return _sum(net, b, a)
@@ -352,7 +392,7 @@ def _sum(net: Lowering, a: Any, b: Any) -> Tensor:
     if isinstance(b, Value):
         return net.add([(b._replace(places=second), sign)], first, roundings=1)
     if not isinstance(a, Value):
-        return _constants(a + int(sign) * b)
+        return _fold(np.subtract if sign < 0 else np.add, a, b)
     value, bias = a._replace(places=first), sign * second
     if not bias.any():
         return value
@@ -365,10 +405,18 @@ def _sum(net: Lowering, a: Any, b: Any) -> Tensor:
     return value
 
 
-def _constants(result: Array) -> Array:
-    if result.dtype.kind == "f":
+def _fold(compute: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
+    """Compute with integers of one dtype, which wrap around."""
+    if a.dtype != b.dtype or a.dtype.kind != "i":
         raise NotSupportedError("it computes with constants; simplify the model when exporting it")
-    return result
+    return np.asarray(compute(a, b))
+
+
+def _truncate(a: Array, b: Array) -> Array:
+    """Divide integers as C does, towards 0."""
+    if not b.all():
+        raise FormatError("it divides by 0")
+    return np.asarray(a // b + ((a % b != 0) & ((a < 0) != (b < 0))))
 
 
 def _mul(net: Lowering, a: Any, b: Any) -> Tensor:
@@ -377,7 +425,7 @@ def _mul(net: Lowering, a: Any, b: Any) -> Tensor:
     if isinstance(a, Erf):
         return _gelu_of(net, a, b)
     if not isinstance(a, Value):
-        return _constants(a * b)
+        return _fold(np.multiply, a, b)
     if isinstance(b, Value):
         return _silu_or_product(net, a, b)
     places, factors = np.broadcast_arrays(a.places, b)
@@ -386,7 +434,7 @@ def _mul(net: Lowering, a: Any, b: Any) -> Tensor:
 
 
 def _silu_or_product(net: Lowering, a: Value, b: Value) -> Value:
-    for one, other in ((a, b), (b, a)):
+    for one, other in ((a, b), (b, a)) if a.shape == b.shape else ():
         function, source = net.sources.get(other.node, ("", None))
         if function == "sigmoid" and source is not None and source.node == one.node:
             inside = other.places.reshape(-1)
@@ -399,9 +447,9 @@ def _silu_or_product(net: Lowering, a: Value, b: Value) -> Value:
 def _gelu_of(net: Lowering, erf: Erf, other: Any) -> Tensor:
     """Multiply scale * erf(x / sqrt(2)) + scale with a number, or with a multiple of x (a GELU)."""
     if not isinstance(other, Value):
-        factor = float(np.asarray(other).reshape(-1)[0])
-        if np.asarray(other).size != 1:
+        if not isinstance(other, np.ndarray) or other.shape not in _ONE:
             raise NotSupportedError("erf is known as a part of GELU alone")
+        factor = float(other.reshape(-1)[0])
         return erf._replace(scale=erf.scale * factor, shift=erf.shift * factor)
     x, inner = _multiple(net, erf.of)
     y, outer = _multiple(net, other)
@@ -427,7 +475,7 @@ def _multiple(net: Lowering, value: Value) -> tuple[Value, float]:
 
 def _div(net: Lowering, a: Any, b: Any) -> Tensor:
     if not isinstance(a, Value | Erf) and not isinstance(b, Value | Erf):
-        return _constants(a // b)
+        return _fold(_truncate, a, b)
     if isinstance(a, Erf) or isinstance(b, Erf):
         raise NotSupportedError("erf is known as a part of GELU alone")
     if isinstance(b, Value):
@@ -488,9 +536,7 @@ def _gemm(net: Lowering, a: Any, b: Any, c: Any = None) -> Value:
     return result
 
 
-def _windows(
-    attributes: dict[str, Any], x: Value, kernel: Sequence[int]
-) -> tuple[Array, list[int]]:
+def _windows(attributes: Attributes, x: Value, kernel: Sequence[int]) -> tuple[Array, list[int]]:
     """Return windows (channels, kernel, windows), -1 for padding, and their numbers by axis."""
     rank, spatial = len(kernel), x.shape[2:]
     if len(spatial) != rank or x.shape[0] != 1 or rank not in (1, 2):
@@ -502,11 +548,15 @@ def _windows(
     spans = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
     pads = list(attributes.get("pads", [0] * 2 * rank))
     auto = attributes.get("auto_pad", "NOTSET")
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
+    if auto == "VALID":
+        pads = [0] * 2 * rank
+    elif auto in ("SAME_UPPER", "SAME_LOWER") and max(dilations) == 1:
         triples = zip(spatial, strides, spans, strict=True)
         total = [max(0, (ceil(n / s) - 1) * s + span - n) for n, s, span in triples]
         less, more = [t // 2 for t in total], [t - t // 2 for t in total]
         pads = [*less, *more] if auto == "SAME_UPPER" else [*more, *less]
+    elif auto != "NOTSET":
+        raise NotSupportedError(f"its auto_pad is {auto!r}")
     if len(pads) != 2 * rank or min(pads) < 0 or max(pads) > max(spans):
         raise NotSupportedError(f"it pads by {pads}")
     around = [(0, 0), *zip(pads[:rank], pads[rank:], strict=True)]
@@ -527,6 +577,8 @@ def _windows(
 def _conv(net: Lowering, x: Value, w: Array, b: Any = None) -> Value:
     groups = net.attributes.get("group", 1)
     windows, sizes = _windows(net.attributes, x, w.shape[2:])
+    if net.attributes.get("kernel_shape", list(w.shape[2:])) != list(w.shape[2:]):
+        raise FormatError("its kernel_shape is not the shape of its kernels")
     channels, outputs = x.shape[1] // groups, w.shape[0] // groups
     if w.shape[1] != channels or channels * groups != x.shape[1] or outputs * groups != len(w):
         raise FormatError(f"shapes {x.shape} and {w.shape} do not fit together")
@@ -557,7 +609,7 @@ def _average(net: Lowering, x: Value) -> Value:
 
 
 def _max_pool(net: Lowering, x: Value) -> Value:
-    windows, sizes = _windows(net.attributes, x, net.attributes["kernel_shape"])
+    windows, sizes = _windows(net.attributes, x, net.attributes.get("kernel_shape"))
     channels, _, places = windows.shape
     windows = np.where(windows < 0, windows.max(1, keepdims=True), windows)
     if windows.min() < 0:
@@ -597,7 +649,7 @@ def _batch_norm(net: Lowering, x: Value, scale: Array, b: Array, mean: Array, va
         node = net.nodes[x.node - 1]
         net.nodes[x.node - 1] = node._replace(roundings=node.roundings + 6)
     shape = (1, -1, *(1 for _ in x.shape[2:]))
-    factor = scale / np.sqrt(var + net.attributes.get("epsilon", 1e-5))
+    factor = scale / np.sqrt(var + net.attributes.get("epsilon", _EPSILON))
     factors, means, shifts = (
         np.broadcast_to(array.reshape(shape), x.shape) for array in (factor, mean, b)
     )
@@ -630,33 +682,24 @@ def _clip(net: Lowering, x: Any, least: Any = None, most: Any = None) -> Tensor:
     return x if top is None or top > 3e38 else _limit(net, x, top, -1.0)
 
 
-def _limit(net: Lowering, x: Value, edge: float, sign: float) -> Value:
-    """Return the maximum of x and a number, or with `sign` -1 the minimum."""
-    edges = np.full(x.shape, edge)
-    beyond = net.add([(x, sign)], -sign * edges, "relu")
+def _limit(net: Lowering, x: Value, edge: Any, sign: float) -> Value:
+    """Return the maximum of x and constants, or with `sign` -1 the minimum."""
+    places, edges = np.broadcast_arrays(x.places, edge)
+    beyond = net.add([(x._replace(places=places), sign)], -sign * edges, "relu")
     return net.add([(beyond, sign)], edges)
 
 
-def _extreme(net: Lowering, *parts: Any) -> Tensor:
+def _extreme(net: Lowering, *parts: Any) -> Value:
     """Return the minimum or maximum of values and constants."""
-    largest = net.operator.kind == "Max"
-    result = next(part for part in parts if isinstance(part, Value))
-    for part in parts:
-        if part is result:
-            continue
+    sign = 1.0 if net.operator.kind == "Max" else -1.0
+    result: Value
+    result, *others = sorted(parts, key=lambda part: not isinstance(part, Value))
+    for part in others:
         if not isinstance(part, Value):
-            if part.size != 1:
-                raise NotSupportedError("its constant is not one number")
-            sign = 1.0 if largest else -1.0
-            result = _limit(net, result, float(part.reshape(-1)[0]), sign)
+            result = _limit(net, result, part, sign)
             continue
         first, second = np.broadcast_arrays(result.places, part.places)
-        a, b = result._replace(places=first), part._replace(places=second)
-        if largest:
-            result = net.larger(a, b)
-        else:
-            more = net.add([(b, 1.0), (a, -1.0)], np.zeros(first.shape), "relu")
-            result = net.add([(b, 1.0), (more, -1.0)], np.zeros(first.shape))
+        result = net.larger(result._replace(places=first), part._replace(places=second), sign)
     return result
 
 
@@ -675,7 +718,9 @@ def _gelu(net: Lowering, x: Value) -> Value:
 def _power(net: Lowering, x: Value, exponent: Array) -> Value:
     if isinstance(exponent, Value) or exponent.size != 1 or float(exponent.reshape(-1)[0]) != 2.0:
         raise NotSupportedError("a power other than the square")
-    return net.add([(net.copy(x, "square"), 1.0)], np.zeros(x.shape), roundings=1)
+    places = np.broadcast_to(x.places, np.broadcast_shapes(x.shape, exponent.shape))
+    square = net.copy(x._replace(places=places), "square")
+    return net.add([(square, 1.0)], np.zeros(places.shape), roundings=1)
 
 
 def _softmax(net: Lowering, x: Value) -> Value:
@@ -726,12 +771,16 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "ReduceSum": _mean,
     "Relu": _elementwise("relu"),
     "Reshape": _shape_of(_reshape),
-    "Shape": lambda net, x: np.array(x.shape, np.int64),
+    "Shape": lambda net, x: np.array(
+        x.shape[net.attributes.get("start", 0) : net.attributes.get("end")], np.int64
+    ),
     "Sigmoid": _elementwise("sigmoid"),
     "Slice": _shape_of(_slice),
     "Softmax": _softmax,
     "Split": _split_axis,
-    "Squeeze": _shape_of(lambda attributes, x, axes=None: np.squeeze(x, _axes(attributes, axes))),
+    "Squeeze": _shape_of(
+        lambda attributes, x, axes=None: np.squeeze(x, _axes(attributes, axes) or None)
+    ),
     "Sub": _sum,
     "Tanh": _elementwise("tanh"),
     "Transpose": _shape_of(lambda attributes, x: np.transpose(x, attributes.get("perm"))),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from fractions import Fraction
@@ -23,8 +24,9 @@ from anydevice._proofs.checking.network import FormatError, NotSupportedError, Q
 Array = np.ndarray[Any, Any]
 Row = tuple[Counter[Any], bool]
 """A sum that must be <= 0 (< 0 if True): coefficients of ("X", 3) …, and of "", the constant."""
-MAX_CASES, LARGEST = 20_000, 1 << 24
-_DTYPES = {1: ("<f4", 4), 6: ("<i4", 5), 7: ("<i8", 7), 11: ("<f8", 10)}  # and the field for them
+MAX_CASES, LARGEST, SECONDS = 20_000, 1 << 24, 60.0
+_DTYPES = {1: ("<f4", 4), 6: ("<i4", 5), 7: ("<i8", 7), 9: ("?", 5), 11: ("<f8", 10)}
+"""The dtypes of tensors, and the field for their numbers."""
 _TOKEN = re.compile(r"[()]|;[^\n]*|[^\s()\[\];]*\[[^\[\]()]*\]|[^\s()\[\];]+|[\[\]]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 _VARIABLE = re.compile(r"([XY])(?:_(\d{1,8})|\[([\d\s,]{1,99})\])")
@@ -43,12 +45,13 @@ class Operator(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """A model: its operators in order, its constants, its input with its shape, and its output."""
+    """A model: its operators in order, its constants, its input, and its output."""
 
     operators: list[Operator]
     constants: dict[str, Array]
     input: str
     shape: list[int]
+    dtype: int
     output: str
 
 
@@ -62,7 +65,10 @@ def read_graph(data: bytes) -> Graph:
         outputs = [text(message(item)[1]) for item in graph[12]]
         if len(inputs) != 1 or len(outputs) != 1:
             raise FormatError(f"{len(inputs)} inputs and {len(outputs)} outputs, not one of each")
-        sizes = message(message(message(inputs[0][2][-1])[1][-1])[2][-1])[1]
+        kind = message(message(inputs[0][2][-1])[1][-1])
+        sizes, dtype = message(kind[2][-1])[1], kind[1][-1]
+        if dtype not in (1, 11):
+            raise FormatError(f"its input is of dtype {dtype}, which is not float32 or float64")
         shape = [max(1, (message(size)[1] or [1])[-1]) for size in sizes]
         if prod(shape) > LARGEST or len(shape) > 8:
             raise FormatError(f"its input has the shape {shape}")
@@ -70,10 +76,10 @@ def read_graph(data: bytes) -> Graph:
         for node in map(message, graph[1]):
             sources, results = ([bytes(name).decode() for name in node[k]] for k in (1, 2))
             domain = text(node[7]) if text(node[7]) != "ai.onnx" else ""
-            kind = text(node[4]) if not domain else f"{domain}.{text(node[4])}"
-            operators.append(Operator(kind, sources, results, node[5]))
-        return Graph(operators, constants, text(inputs[0][1]), shape, outputs[0])
-    except (LookupError, TypeError, ValueError) as error:
+            name = text(node[4]) if not domain else f"{domain}.{text(node[4])}"
+            operators.append(Operator(name, sources, results, node[5]))
+        return Graph(operators, constants, text(inputs[0][1]), shape, dtype, outputs[0])
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise FormatError(f"it is no ONNX model, or damaged: {error}") from error
 
 
@@ -132,21 +138,24 @@ def tensor(data: Any) -> tuple[str, Array]:
         array = np.array(list(integers(fields[field])), dtype)
     if min(shape, default=0) < 0 or prod(shape) != array.size:
         raise FormatError(f"tensor {name!r} of shape {shape} has {array.size} numbers")
-    return name, array.reshape(shape).astype(np.float64 if "f" in dtype else np.int64)
+    return name, array.reshape(shape).astype(np.float64 if "f" in dtype else dtype[-2:])
 
 
 def read_vnnlib(content: str) -> tuple[int, int, tuple[Query, ...]]:
     """Return the numbers of inputs and outputs in a VNN-LIB file, and its queries."""
+    sizes: dict[str, Any] = {"X": (0,), "Y": (0,), "until": time.monotonic() + SECONDS}
+    if re.search(r"\r(?!\n)", content):
+        raise FormatError("a line ends with CR alone, where a comment may end or go on")
     words = (word for word in _TOKEN.findall(content) if word[0] != ";")
     lists = "".join({"(": "[", ")": "],"}.get(word) or f"{json.dumps(word)}," for word in words)
-    sizes: dict[str, tuple[int, ...]] = {"X": (0,), "Y": (0,)}
     common, cases, form = list[Row](), [list[Row]()], ["a list of forms in parentheses"]
     try:
         for form in json.loads(f"[{lists}]".replace(",]", "]")):
             if not isinstance(form[0], str):
                 raise ValueError("a form that does not begin with a word")
             if form[0] == "assert":
-                new = _cases(form[1], sizes)
+                (condition,) = form[1:]
+                new = _cases(condition, sizes)
                 common += new[0] if len(new) == 1 else []
                 cases = cases if len(new) == 1 else _both(cases, new)
             elif form[0] in ("declare-const", "declare-fun"):
@@ -155,11 +164,13 @@ def read_vnnlib(content: str) -> tuple[int, int, tuple[Query, ...]]:
             elif form[0] == "declare-network":
                 for declared in form[2:]:
                     kind = {"declare-input": "X", "declare-output": "Y"}[declared[0]]
+                    if declared[2].lower() not in ("real", "float32", "float64"):
+                        raise NotSupportedError(f"{kind} of dtype {declared[2]}")
                     if declared[1] != kind or sizes[kind] != (0,):
                         raise NotSupportedError("other names than one input X and one output Y")
                     sizes[kind] = tuple(map(int, re.findall(r"\d{1,8}", declared[3])))
-            elif form[0] != "vnnlib-version":
-                raise NotSupportedError(f"{form[0]!r} is not read")
+            elif form not in (["vnnlib-version", "<1.0>"], ["vnnlib-version", "<2.0>"]):
+                raise NotSupportedError("it is of another version, or unknown")
         form = ["the whole"]
         inputs, outputs = prod(sizes["X"]), prod(sizes["Y"])
         return inputs, outputs, tuple(_queries(common, cases, inputs, outputs))
@@ -177,6 +188,8 @@ def _both(a: list[list[Row]], b: list[list[Row]]) -> list[list[Row]]:
 
 def _cases(form: Any, sizes: Any) -> list[list[Row]]:
     """Return a formula as cases, one of which must hold."""
+    if time.monotonic() > sizes["until"]:
+        raise NotSupportedError(f"reading it takes more than {SECONDS:g} s")
     word, *parts = form
     if word == "or":
         return [case for part in parts for case in _cases(part, sizes)]

@@ -5,13 +5,13 @@ lies above its tangents; the least distance of a concave function from a line is
 
 NumPy's exp, tanh and sqrt and Python's erf are assumed to have a relative error of at most 2**-46
 in float64, and an execution of the function in float32 one of 2**-20, for GELU and SiLU of 2**-20
-of the argument; for exp, and the sigmoid left of 0, 1 + |z| / 16 times as much. A certificate
-states both.
+of the argument; for exp, and the sigmoid left of 0, 1 + |z| / 16 times as much. A sigmoid may have
+an absolute error too, by executor. A certificate states all three.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from math import erf, pi, sqrt
 from typing import Any, NamedTuple
 
@@ -20,6 +20,11 @@ import numpy as np
 from anydevice._proofs.checking.network import SMOOTH, Floats
 
 EPSILON, FLOAT32, FLUSH, LARGEST = 2.0**-46, 2.0**-20, 2.0**-120, 2.0**127
+EXECUTORS = dict.fromkeys(("CUDA", "JAX", "MLX", "NumPy", "PyTorch"), 0.0)
+EXECUTORS["onnxruntime"] = 2.0**-22
+"""The executors that were measured, by the absolute error of their sigmoid beside the relative."""
+_SIGMOID = "sigmoid, absolute"
+WIDEST = {_SIGMOID: max(EXECUTORS.values())}
 _STEPS = 26
 """Halvings towards the point where a tangent touches; any point gives a sound bound."""
 _K, _C, _A4, _A5 = sqrt(2 / pi), 0.044715, -1.453152027, 1.061405429
@@ -105,14 +110,41 @@ class SmoothCurve(NamedTuple):
         )
 
 
-def assumptions(functions: Collection[str], float32: bool) -> dict[str, float]:
-    """Return the relative errors that bounds of these functions assume, by name."""
+def assumptions(
+    functions: Collection[str], float32: bool, given: Mapping[str, float] = WIDEST
+) -> dict[str, float]:
+    """Return the errors that bounds of these functions assume, by name."""
     names = sorted(name for name in functions if name in SMOOTH)
     assumed = dict.fromkeys(names, FLOAT32) if float32 else {}
+    if "sigmoid" in assumed and given.get(_SIGMOID, 0.0) > 0:
+        assumed[_SIGMOID] = given[_SIGMOID]
     return assumed | ({"float64": EPSILON} if names else {})
 
 
-def lines(name: str, low: Floats, high: Floats, float32: bool) -> LinePair:
+def executors_of(assumed: Mapping[str, float]) -> list[str]:
+    """Return the executors for which assumptions hold; none if nothing is assumed of executions."""
+    if not set(SMOOTH).intersection(assumed):
+        return []
+    absolute = (assumed if "sigmoid" in assumed else WIDEST).get(_SIGMOID, 0.0)
+    return [name for name, error in EXECUTORS.items() if error <= absolute]
+
+
+def execution_error(
+    name: str, low: Floats, high: Floats, size: Floats, assumed: Mapping[str, float] = WIDEST
+) -> Floats:
+    """Return the assumed error of an execution in float32, where |f(z)| <= size on an interval."""
+    reach = np.maximum(np.abs(low), np.abs(high))
+    far = {"exp": size * reach}
+    far["sigmoid"] = np.minimum(size * np.maximum(-low, 0), 0.28)  # |z| sigmoid(z) for z < 0
+    argument = reach if name in _BY_ARGUMENT else 0.0
+    error = FLOAT32 * (size + argument + far.get(name, 0.0) / 16) + FLUSH
+    error = error + assumed.get(f"{name}, absolute", 0.0)
+    return np.where(size + error > LARGEST, np.inf, error)  # it may overflow
+
+
+def lines(
+    name: str, low: Floats, high: Floats, float32: bool, assumed: Mapping[str, float] = WIDEST
+) -> LinePair:
     """Return lines for a function on each interval; they are NaN if it has a pole."""
     if name == "square":
         return _square(low, high)
@@ -128,11 +160,7 @@ def lines(name: str, low: Floats, high: Floats, float32: bool) -> LinePair:
     above, ceiling, most = (-each for each in _below(curve.negative(), low, high))
     size = np.maximum(np.abs(least), np.abs(most))
     if float32:
-        argument = np.maximum(np.abs(low), np.abs(high)) if name in _BY_ARGUMENT else 0.0
-        far = {"exp": size * np.maximum(np.abs(low), np.abs(high))}
-        far["sigmoid"] = np.minimum(size * np.maximum(-low, 0), 0.28)  # |z| sigmoid(z) for z < 0
-        error = FLOAT32 * (size + argument + far.get(name, 0.0) / 16) + FLUSH
-        error = np.where(size + error > LARGEST, np.inf, error)  # it may overflow
+        error = execution_error(name, low, high, size, assumed)
         floor, ceiling, size = floor - error, ceiling + error, size + error
     if mirrored.any():  # 1 / z = -(1 / -z)
         below, above = np.where(mirrored, above, below), np.where(mirrored, below, above)
