@@ -136,7 +136,9 @@ def test_a_command_outlives_crashes_and_prints_the_other_rows(site: Path, home: 
     ], errors
     assert "exp in float32 on cpu with planted, two rows of 4096: crashed (SIGABRT)" in lines
     assert "sin in float32 on cpu with planted, two rows of 4096: crashed (SIGSEGV)" in lines
-    assert lines[-1].startswith("2 right, 0 wrong, 0 unsupported, 3 crashed, in ")
+    assert lines[-2].startswith("2 right, 0 wrong, 0 unsupported, 3 crashed, in ")
+    again = "To draw the same calls: anydevice verify --op exp,sin --device cpu --engine planted "
+    assert lines[-1].startswith(f"{again}--dtype float32 --quick --seed ")
     assert code == 1
 
 
@@ -183,7 +185,7 @@ def test_a_hang_is_a_time_out(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> N
     assert (
         "tanh in float32 on cpu with planted, two rows of 4096: timed out (no answer within 1 s)"
     ) in lines
-    assert lines[-1].startswith("1 right, 0 wrong, 0 unsupported, 1 timed out, in ")
+    assert lines[-2].startswith("1 right, 0 wrong, 0 unsupported, 1 timed out, in ")
 
 
 @pytest.mark.usefixtures("planted")

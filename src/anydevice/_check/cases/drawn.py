@@ -65,7 +65,7 @@ swiglu: X, X | plain wide nans zeros
 sum mean: X!; axis=$axes; keepdims=/True | plain heavy large odd zeros rising | short repeats
 var std: X; axis=$axes; keepdims=/True; correction=/0/1/0.5/2 | normal positive offset odd
 max min: X!; axis=$axes; keepdims=/True | order
-prod: X; axis=$axes; keepdims=/True | near near zeros signs odd | signs few
+prod: X; axis=$axes; keepdims=/True | near near zeros signs steady | signs few
 any all: X; axis=$axes; keepdims=/True | few most zeros odd constant | few most normal
 logsumexp: X; axis=$axes; keepdims=/True | soft
 vector_norm: X!; axis=$axes; keepdims=/True; ord=/1/2/3/1e999/-1e999/0/4 | plain heavy zeros odd
@@ -321,9 +321,9 @@ class Space(Draw):
     def choose(self, values: Any, shape: Shape) -> Array:
         return np.asarray(self._random.choice(self.listed(values), shape))
 
-    def plant(self, shape: Shape, *values: float) -> Array:
-        """Draw numbers with a few of these among them."""
-        x = self.normal(*shape)
+    def plant(self, shape: Shape, *values: float, among: str = "") -> Array:
+        """Draw numbers of a kind, else normal ones, with a few of these among them."""
+        x = np.array(NUMBERS[among](self, shape), float) if among else self.normal(*shape)
         for _ in range(min(x.size, 1 + x.size // 50, 99)):
             x.reshape(-1)[self.whole(0, x.size - 1)] = self.pick("special", values)
         return x
@@ -471,6 +471,8 @@ NUMBERS: Mapping[str, Callable[[Space, Shape], Any]] = {
     "short": lambda s, shape: s.integers(-46340, 46341, *shape),
     "nans": lambda s, shape: s.plant(shape, nan),
     "odd": lambda s, shape: s.plant(shape, nan, inf, -inf, 0.0, -0.0),
+    # A product that underflows before it meets infinity is NaN or not, as the order has it.
+    "steady": lambda s, shape: s.plant(shape, nan, inf, -inf, 0.0, -0.0, among="signs"),
     "limits": lambda s, shape: s.plant(shape, LARGEST[s.dtype.name], nan, inf, -inf, 0.0, -0.0),
     "rising": lambda s, shape: np.sort(s.normal(*shape), None).reshape(shape),
     "falling": lambda s, shape: -np.sort(s.normal(*shape), None).reshape(shape),
