@@ -214,6 +214,10 @@ def language_models() -> list[Row]:
     return script("llm", "gpu", "start")
 
 
+def cpu_and_gpu() -> list[Row]:
+    return script("cpu_and_gpu")
+
+
 def offload() -> list[Row]:
     return script("offload", "disk")
 
@@ -269,6 +273,7 @@ PARTS: tuple[Callable[[], list[Row]], ...] = (
     decoding,
     experts,
     language_models,
+    cpu_and_gpu,
     offload,
     dispatched,
     memory,
