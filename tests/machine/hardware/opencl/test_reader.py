@@ -327,7 +327,7 @@ def test_without_a_loader(tmp_path: Path) -> None:
     assert find_loaders(machine, None) == ()
     scan = opencl.look_through((), machine, 1.0)
     assert stop_of(scan) == (False, "driver", "no OpenCL loader and no driver is installed")
-    assert fix_of(scan) == 'pip install "anydevice[opencl]"'
+    assert fix_of(scan) == "pip install pyopencl"
     write_file(tmp_path, "etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1\n")
     scan = without_loader(machine)
     assert scan.present

@@ -278,7 +278,7 @@ def _no_platform(loader: Loader, machine: OpenCLMachine) -> BackendScan:
 
 INTEL = 0x8086
 
-GIVE_A_LOADER = 'pip install "anydevice[opencl]"'
+GIVE_A_LOADER = "pip install pyopencl"
 """Installs a loader: pyopencl's wheels have one inside."""
 
 LINK_WITH_SYSTEM = "pip install --force-reinstall --no-binary pyopencl pyopencl"
