@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from anydevice._core import hooks
 from anydevice._core.backends import AUTO, BACKENDS, KINDS
 from anydevice._core.device import Device
 from anydevice._core.finding import DeviceStatus, Finding, Reason
@@ -314,16 +315,26 @@ def accelerators_passed_over(findings: Sequence[Finding], engine: str | None = N
     here = [finding for finding in findings if finding.present and finding.backend != "cpu"]
     statuses = ((d, d.status) for finding in here for d in finding.devices if d.kind != "cpu")
     refused = {
-        device: f"{device}: {_refusal_of(status, engine).with_fix}"
+        device: f"{device}: {_advised(_refusal_of(status, engine), status)}"
         for device, status in statuses
         if engine and status and engine not in status.engines
         if status.usable or _refuses(status, engine)
     }
     backends = {device.backend for device in refused}
-    stopped = [_stop_reason(f).with_fix for f in here if not f.usable and f.backend not in backends]
+    stopped = [
+        _advised(_stop_reason(f), f) for f in here if not f.usable and f.backend not in backends
+    ]
     held_back = [] if engine else [_hold_back(finding, findings) for finding in here]
     outcomes = [s.outcome for s in held_back if s and not s.ignored]
     return [*stopped, *refused.values(), *outcomes]
+
+
+def _advised(reason: Reason, stopped: DeviceStatus | Finding) -> str:
+    """Return a reason with the fix that `anydevice doctor` gives for an unusable device."""
+    if stopped.usable:
+        return reason.with_fix
+    advice = hooks.render(replace(stopped, reasons=(reason,)), "advice")
+    return replace(reason, fix=advice).with_fix
 
 
 def _stop_reason(finding: Finding) -> Reason:

@@ -77,6 +77,7 @@ def test_a_refusal_carries_engine_reason_and_fix(site) -> None:
         ("XlaRuntimeError: RESOURCE_EXHAUSTED: no", "out_of_memory"),
         ("AssertionError: Torch not compiled with CUDA enabled", "cpu_only_build"),
         ("RuntimeError: CUDA driver version is insufficient", "version_mismatch"),
+        ("RuntimeError: clBuildProgram failed\n\nerror: unknown target CPU 'x'", "driver_defect"),
         ("OSError: [Errno 13] Permission denied: '/dev/kfd'", "no_permission"),
         ("ValueError: no", "failed"),
     ],

@@ -159,6 +159,7 @@ _FOREIGN = (
         r"incompatible devices for|tensors to be on the same device|not on the expected device"
         r"|Array device must be same as the current device",
     ),
+    ("driver_defect", r"unknown target CPU"),
     ("no_permission", r"Permission denied|[Nn]o permission|NOT_PERMITTED"),
 )
 """Patterns in the messages of array libraries and drivers, by code; the first match counts."""
