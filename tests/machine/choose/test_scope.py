@@ -252,6 +252,7 @@ def test_a_launcher_s_rank_picks_the_card(monkeypatch: pytest.MonkeyPatch, varia
     with testing.fake_machine(keep_settings=True, cuda=4):
         assert str(anydevice.device()) == "cuda:2"
         assert str(anydevice.device("gpu")) == "cuda:2"
+        assert str(anydevice.device("gpu:0")) == str(anydevice.device("GPU:0")) == "cuda:0"
         assert str(anydevice.device("cuda:1")) == "cuda:1"
         monkeypatch.setenv(variable, " ")
         assert str(anydevice.device()) == "cuda:0"
@@ -270,7 +271,7 @@ def test_prefer_takes_effect_at_once_and_is_forgotten(home: Path) -> None:
         assert (str(anydevice.device()), anydevice.device().engine) == ("cpu", "torch")
         anydevice.prefer("")
         assert str(anydevice.device()) == "cuda:0"
-        assert (home / "anydevice.toml").read_text() == ""
+        assert not (home / "anydevice.toml").exists()
     with pytest.raises(ConfigurationError, match="the backends are"):
         anydevice.prefer("nvidea")
     with pytest.raises(ConfigurationError, match="the engines are"):
@@ -288,6 +289,23 @@ def test_prefer_keeps_comments_and_writes_the_project_s_file(home: Path) -> None
     assert not (home / "anydevice.toml").exists()
     anydevice.prefer(None)
     assert "device" not in project.read_text()
+
+
+@pytest.mark.parametrize("written", ["", "# ours\n", 'device = "cpu"\n'])
+def test_a_file_that_is_not_ours_stays_when_it_is_empty(home: Path, written: str) -> None:
+    project = Path("anydevice.toml")
+    project.write_text(written)
+    anydevice.prefer("cpu")
+    anydevice.prefer(None)
+    assert project.read_text() in ("", "# ours\n")
+
+
+def test_a_file_of_ours_stays_while_anything_else_is_in_it(home: Path) -> None:
+    project = Path("anydevice.toml")
+    anydevice.prefer("cpu", project=True)
+    project.write_text(project.read_text() + "x64 = true\n")
+    anydevice.prefer(None)
+    assert "x64 = true" in project.read_text()
 
 
 def test_forgetting_where_there_is_nothing_writes_nothing(home: Path) -> None:
@@ -350,10 +368,10 @@ def test_ranks_do_not_end_at_one_card_for_want_of_memory(monkeypatch: pytest.Mon
 
 def test_several_devices_are_preferred_in_their_order(home: Path) -> None:
     anydevice.prefer(["cuda:1", "cpu"])
-    assert (home / "anydevice.toml").read_text() == 'device = ["cuda:1", "cpu"]\n'
+    assert (home / "anydevice.toml").read_text().endswith('\ndevice = ["cuda:1", "cpu"]\n')
     assert str(anydevice.device()) == "cpu"
     anydevice.prefer("tpu, cpu")
-    assert (home / "anydevice.toml").read_text() == 'device = ["tpu", "cpu"]\n'
+    assert (home / "anydevice.toml").read_text().endswith('\ndevice = ["tpu", "cpu"]\n')
 
 
 def test_what_is_missing_for_an_engine_comes_with_its_fix() -> None:

@@ -64,10 +64,11 @@ def device(
     (`ANYDEVICE_DEVICE`, `ANYDEVICE_ENGINE`), the project's file, the user's file, the order of
     `configure`, the order of backends. If it falls back to the CPU, one warning gives every reason.
     If a `spec` cannot be met, `DeviceNotFoundError` is raised. It is a backend or device ("cuda",
-    "cuda:1"), a kind ("gpu", "tpu", "cpu"), a library's own object (`torch.device`, `jax.Device`,
-    …; its library is then the engine), or a list in order of priority. `engine` is the array
-    library; the default is the one that `anydevice bench --save` found fastest on the device, if it
-    was run. `min_free` skips devices with less free memory (bytes or "20GiB").
+    "cuda:1"), a kind ("gpu", "tpu", "cpu"), the first GPU ("gpu:0"), a library's own object
+    (`torch.device`, `jax.Device`, …; its library is then the engine), or a list in order of
+    priority. `engine` is the array library; the default is the one that `anydevice bench --save`
+    found fastest on the device, if it was run. `min_free` skips devices with less free memory
+    (bytes or "20GiB").
 
     >>> import anydevice
     >>> str(anydevice.device(["tpu", "cpu"]))
