@@ -319,21 +319,21 @@ def accelerators_passed_over(findings: Sequence[Finding], engine: str | None = N
     here = [finding for finding in findings if finding.present and finding.backend != "cpu"]
     statuses = ((d, d.status) for finding in here for d in finding.devices if d.kind != "cpu")
     refused = {
-        device: f"{device}: {_advised(_refusal_of(status, engine), status)}"
+        device: f"{device}: {_add_advice(_refusal_of(status, engine), status)}"
         for device, status in statuses
         if engine and status and engine not in status.engines
         if status.usable or _refuses(status, engine)
     }
     backends = {device.backend for device in refused}
     stopped = [
-        _advised(_stop_reason(f), f) for f in here if not f.usable and f.backend not in backends
+        _add_advice(_stop_reason(f), f) for f in here if not f.usable and f.backend not in backends
     ]
     held_back = [] if engine else [_hold_back(finding, findings) for finding in here]
     outcomes = [s.outcome for s in held_back if s and not s.ignored]
     return [*stopped, *refused.values(), *outcomes]
 
 
-def _advised(reason: Reason, stopped: DeviceStatus | Finding) -> str:
+def _add_advice(reason: Reason, stopped: DeviceStatus | Finding) -> str:
     """Return a reason with the fix that `anydevice doctor` gives for an unusable device."""
     if stopped.usable:
         return reason.with_fix

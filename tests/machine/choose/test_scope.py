@@ -17,6 +17,7 @@ from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
 from anydevice._machine.choose.scope import why
 from anydevice._machine.settings.files import user_file
 from anydevice.errors import AnyDeviceWarning, ConfigurationError, DeviceNotFoundError
+from tests.programs import output_of
 
 TOO_OLD = Reason("too_old", "too old", "buy another")
 NO_LIBRARY = BackendScan(
@@ -289,6 +290,39 @@ def test_prefer_keeps_comments_and_writes_the_project_s_file(home: Path) -> None
     assert not (home / "anydevice.toml").exists()
     anydevice.prefer(None)
     assert "device" not in project.read_text()
+
+
+def test_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with testing.fake_machine(cuda=1, engines=["numpy"]):
+        with caplog.at_level("DEBUG", logger="anydevice"):
+            anydevice.device()
+            anydevice.device()  # the same choice, from memory
+            with pytest.raises(DeviceNotFoundError):
+                anydevice.device("rocm")
+        lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert {record.name for record in caplog.records} == {"anydevice"}
+    assert lines == [
+        ("DEBUG", "order of backends, cuda: cuda:0 is usable"),
+        ("INFO", "using cuda:0 with numpy, chosen by order of backends"),
+        ("DEBUG", "argument, rocm: this machine has no rocm: not in this fake machine"),
+    ]
+
+
+SILENT = """
+import sys, anydevice
+anydevice.device("cpu")
+assert "logging" not in sys.modules, "the choice itself needs no logging"
+import logging
+anydevice.device("cpu")
+assert not logging.getLogger("anydevice").handlers
+logging.basicConfig(level="INFO", stream=sys.stdout)
+anydevice.device("cpu:0")
+"""
+
+
+def test_nothing_is_logged_unless_somebody_listens(home: Path) -> None:
+    line = "INFO:anydevice:using cpu with numpy, chosen by argument\n"
+    assert output_of("-W", "error", "-c", SILENT) == line
 
 
 @pytest.mark.parametrize("written", ["", "# ours\n", 'device = "cpu"\n'])
