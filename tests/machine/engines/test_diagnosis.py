@@ -308,7 +308,6 @@ def test_a_python_that_the_old_release_was_not_made_for(site, minor: int, comman
     ("machine", "facts", "name"),
     [
         (LINUX, nvidia("13.0", "8.9"), "cu130"),
-        (LINUX, nvidia("12.6", "8.9"), "cu126"),
         (LINUX, nvidia("12.6", "6.1"), "cu126"),
         (WINDOWS, nvidia("13.0", "8.9"), "cu130"),
     ],
@@ -374,25 +373,10 @@ def test_an_amd_card(site, rocm: str | None, architecture: str, command: str) ->
     assert told("rocm", facts, LINUX) == command
 
 
-def test_an_amd_card_that_the_runtime_takes_for_another(site) -> None:
-    details = {"architecture_override": "gfx1030"}
-    facts = Facts("AMD card", architecture="gfx1031", runtime_version="7.0", details=details)
-    assert told("rocm", facts, LINUX) == index("rocm7.2")
-
-
 def test_an_amd_card_and_a_cuda_build_of_torch(site) -> None:
     site.torch("2.11.0+cu130", cuda="13.0")
     facts = Facts("AMD card", runtime_version="7.0")
     assert told("rocm", facts, LINUX) == index("rocm7.2", "--force-reinstall ")
-
-
-def test_jax_needs_the_rocm_of_the_machine(site) -> None:
-    install_jax(site)
-    jax, card = registry.installed("jax"), Facts("AMD card", architecture="gfx1100")
-    command = 'pip install "jax[rocm7-local]"'
-    assert command_for(jax, "rocm", replace(card, runtime_version="7.2"), LINUX) == command
-    assert command_for(jax, "rocm", replace(card, runtime_version="6.4"), LINUX) is None
-    assert command_for(jax, "rocm", card, LINUX) is None
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def check_command(command: str, backend: str, facts: Facts, where: Platform) -> 
     ]
     assert any(fits(row, backend, facts, where) for row in rows), (command, facts, where)
     here = distributions().get(wanted.name)
-    if here and Version(here) < lower_bound(first):
+    if here and (Version(here) < lower_bound(first) or first == "torch"):
         assert options, f"pip would leave {first} {here} as it is"
 
 
@@ -165,10 +165,8 @@ def install_cupy(site, *names: str) -> None:
 
 def install_many(site) -> None:
     site.torch("2.13.0+cpu")
-    install_jax(site, "0.10.2")
-    site.mlx("0.32.4")
-    site.package("pyopencl", "2026.1.4")
     site.distribution("torchvision", "0.28.0")
+    install_jax(site, "0.10.2")
 
 
 TURING = b"\0sm_75 sm_80 sm_86 sm_90 sm_100 sm_120\0"
@@ -181,9 +179,7 @@ LIBRARIES: dict[str, Callable[..., object]] = {
     "a damaged torch": lambda site: site.package("torch", "2.13.0"),
     "jax": lambda site: install_jax(site, "0.10.2"),
     "an old jax": lambda site: install_jax(site, "0.5.0"),
-    "jax for CUDA 13": lambda site: install_jax(
-        site, "0.10.2", "jax-cuda13-plugin", "jax-cuda13-pjrt"
-    ),
+    "jax for CUDA 13": lambda site: install_jax(site, "0.10.2", "jax-cuda13-plugin"),
     "jax for ROCm 6": lambda site: install_jax(site, "0.9.0", "jax-rocm60-plugin"),
     "an old cupy": lambda site: install_cupy(site, "cupy-cuda12x"),
     "two of cupy": lambda site: install_cupy(site, "cupy-cuda11x", "cupy-cuda12x"),
@@ -193,19 +189,15 @@ LIBRARIES: dict[str, Callable[..., object]] = {
 
 CAPABILITIES = (None, "3.5", "5.0", "5.2", "6.1", "7.0", "7.2", "7.5", "8.0", "8.6", "8.7", "8.9")
 CAPABILITIES += ("9.0", "10.0", "10.3", "11.0", "12.0", "12.1", "13.0")
-SERVED = ("11.8", "12.2", "12.8", "13.0", "14.0")
+VERSIONS = [("11.8", None), ("12.2", None), ("12.8", None), ("13.0", None), ("14.0", None)]
+VERSIONS += [(None, None), (None, "535.104.05"), (None, "580.65.06")]
 ARCHITECTURES = (None, "gfx803", "gfx900", "gfx906", "gfx908", "gfx90a:sramecc+:xnack-", "gfx942")
 ARCHITECTURES += ("gfx950", "gfx1010", "gfx1030", "gfx1031", "gfx1100", "gfx1151", "gfx1201")
 CARDS = {
     "cuda": [
-        *(
-            Facts("card", compute_capability=card, runtime_version=serves)
-            for card, serves in product(CAPABILITIES, SERVED)
-        ),
-        *(
-            Facts("card", compute_capability=card, driver_version=driver)
-            for card, driver in product(CAPABILITIES, (None, "535.104.05", "580.65.06"))
-        ),
+        Facts("card", compute_capability=card, runtime_version=serves, driver_version=driver)
+        for card in CAPABILITIES
+        for serves, driver in VERSIONS
     ],
     "rocm": [
         Facts("card", architecture=name, runtime_version=version, details=details)
@@ -279,8 +271,8 @@ def recorded_scans(folder: Path) -> list[tuple[BackendScan, str]]:
                 write_file(folder / name, file, content)
             scans.append((amd.see(folder / name), linux))
         elif path.parent.name == "metal":
-            scans.append((apple.see(apple.Mac(name), "arm64"), "macOS arm64"))
-            scans.append((apple.see(apple.Mac(name)), "macOS x86-64"))
+            processor = "x86-64" if name.startswith("macbook") else "arm64"
+            scans.append((apple.see(apple.Mac(name), processor), f"macOS {processor}"))
         elif path.parent.name == "opencl":
             scans.append((opencl.recorded(name), linux))
     return scans
@@ -289,7 +281,7 @@ def recorded_scans(folder: Path) -> list[tuple[BackendScan, str]]:
 def test_the_recorded_machines_are_told_what_fits_them(
     site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fixes = set()
+    told: dict[tuple[str, str], str | None] = {}
     for scan, platform in recorded_scans(tmp_path):
         where = Platform(*platform.split(), (3, 12))
         monkeypatch.setattr(diagnosis, "this_platform", lambda where=where: where)
@@ -301,8 +293,7 @@ def test_the_recorded_machines_are_told_what_fits_them(
             for refusal in status.refusals:
                 if fix := refusal.reason.fix:
                     check_command(fix, finding.backend, status.facts, where)
-            fixes.add((finding.backend, device.facts.name, status.fix))
-    told = {(backend, name): fix for backend, name, fix in fixes}
+            told[finding.backend, status.facts.name] = status.fix
     index = f"pip install torch --index-url {INDEXES}"
     assert told["cuda", "NVIDIA H200"] == f"{index}cu130"
     assert told["cuda", "NVIDIA GeForce GTX 1080"] == f"{index}cu126"
