@@ -148,7 +148,7 @@ class Story:
                 progress=False,
             )
         except anydevice.UnsupportedError as error:
-            return None, f'{error}: pip install "anydevice[torch]", or [jax], or [mlx]'
+            return None, f'{error}: pip install ".[torch]", or [jax], or [mlx]'
         self.model, (self.pictures, self.labels) = done.model, digits["held_out"]()
         right = digits["accuracy"](done.model, self.pictures, self.labels)
         home, losses = anydevice.device_of(done.model), done.history.losses

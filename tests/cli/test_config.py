@@ -201,7 +201,7 @@ def test_a_project_without_a_file(anydevice: Anydevice, project: Path, user_file
     project.unlink()
     out = anydevice.text("prefer", "cpu", "--project", cuda=1)
     assert out.splitlines()[0] == f"Preferred from now on: cpu, written to {project}"
-    assert project.read_text() == 'device = "cpu"\n'
+    assert project.read_text().endswith('\ndevice = "cpu"\n')
     assert not user_file.exists()
 
 

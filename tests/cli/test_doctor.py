@@ -12,6 +12,7 @@ from anydevice._core.device import Device
 from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason, Verdict
 from anydevice._machine.discovery import check as checking
 from anydevice._machine.discovery import doctor as examination
+from anydevice._machine.engines import diagnosis
 from anydevice.cli import doctor
 from anydevice.cli.printing import Output
 from anydevice.errors import DeviceNotFoundError
@@ -88,6 +89,43 @@ def test_a_computation_that_takes_too_long(anydevice: Anydevice) -> None:
     assert "✗ cpu" in out
     assert "timed out (no answer within 0.001 s)" in out
     assert "no answer in time" in out
+
+
+BUILD_ERROR = """RuntimeError: clBuildProgram failed: BUILD_PROGRAM_FAILURE
+
+Build on <pyopencl.Device 'pthread' on 'Portable Computing Language' at 0x5634>:
+
+error: unknown target CPU 'generic'
+Device pthread failed to build the program
+
+(options: -w -I /usr/lib/pyopencl/cl)"""
+
+
+def test_an_error_of_many_lines_is_one_cell_and_explained(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = Outcome("failed", step="the first multiplication", error=BUILD_ERROR)
+    monkeypatch.setattr(checking, "ask_child", lambda *given, **named: outcome)
+    out = anydevice.text("doctor", "--engine", "numpy", cuda=0, code=1)
+    table, _, explained = out.partition("\n\nWhat is wrong")
+    assert [line[:1] for line in table.splitlines()] == ["✗", *"–" * (table.count("\n"))]
+    assert "cpu with numpy: driver with a known defect\n" in explained
+    assert "unknown target CPU" in explained
+
+
+def test_a_library_without_its_cuda_is_installed_again(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch, site
+) -> None:
+    site.torch("2.13.0+cu130", cuda="13.0")
+    linux = diagnosis.Platform("Linux", "x86-64", (3, 12))
+    monkeypatch.setattr(diagnosis, "this_platform", lambda: linux)
+    outcome = Outcome("failed", error="OSError: libcudart.so.13: cannot open shared object file")
+    monkeypatch.setattr(checking, "ask_child", lambda *given, **named: outcome)
+    facts = Facts("RTX 4070", compute_capability="8.9", runtime_version="13.0")
+    card = BackendScan("cuda", True, (RawDevice(0, "gpu", facts),))
+    data = anydevice.json("doctor", "cuda", scans=[card], code=1)
+    advice = data["explanations"][0]["advice"]
+    assert advice.startswith("pip install --force-reinstall torch --index-url https://download.")
 
 
 @pytest.mark.needs("torch")

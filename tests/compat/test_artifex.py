@@ -605,6 +605,25 @@ def test_a_jax_that_is_not_made_for_the_card_is_told(card: BackendScan) -> None:
     assert "(fix: pip install" in said[0]
 
 
+@pytest.mark.parametrize(
+    "stopped",
+    [
+        BackendScan.stopped("cuda", "driver_missing", "no NVIDIA driver is installed"),
+        BackendScan.stopped("rocm", "no_device", "amdgpu did not take it", "sudo dmesg"),
+        BackendScan.stopped("tpu", "a code of a probe", "it is odd", stage="device"),
+        BackendScan(
+            *("cuda", True, (RawDevice(0, "gpu", Facts("card"), Reason("card_unsupported", "no")),))
+        ),
+    ],
+)
+def test_the_fix_is_the_one_of_the_doctor(stopped: BackendScan) -> None:
+    with machine_of(scans=[stopped]):
+        (said,) = DeviceManager().get_device_info()["why_no_gpu"]
+        (explained,) = explain(discover())
+    assert explained.advice
+    assert said.endswith(f"(fix: {explained.advice})")
+
+
 @pytest.mark.needs("torch")
 def test_the_fix_is_for_the_library_that_is_asked_about(card: BackendScan) -> None:
     """PyTorch and JAX are installed for the CPU alone: whoever asks for JAX is told JAX's fix."""

@@ -27,8 +27,10 @@ from anydevice._machine.discovery.discover import machine_from
 from anydevice.compat.lux import (
     AbstractLuxGPUDevice,
     DeviceIterator,
+    LuxAMDGPU,
     LuxAMDGPUDevice,
     LuxCPUDevice,
+    LuxCUDA,
     LuxCUDADevice,
     LuxMetalDevice,
     cpu,
@@ -57,6 +59,12 @@ def test_supported_is_not_the_same_as_working() -> None:
     with machine_of():
         assert supported_gpu_backends() == ("CUDA", "AMDGPU", "Metal")
         assert [functional(name) for name in supported_gpu_backends()] == [False, False, False]
+
+
+def test_the_trigger_packages_answer_as_they_are_spelled() -> None:
+    with machine_of(rocm=1, engines=("numpy",)):
+        assert (LuxCUDA.functional(), LuxAMDGPU.functional()) == (False, True)
+        assert LuxAMDGPU.functional() == functional("AMDGPU")
 
 
 @pytest.mark.parametrize(
@@ -265,13 +273,13 @@ def test_the_preference_is_saved_replaced_and_deleted_in_a_local_file(home: Path
     gpu_backend("")
     assert not file.exists()
     gpu_backend("CUDA")
-    assert file.read_text() == 'device = "cuda"\n'
+    assert file.read_text().endswith('\ndevice = "cuda"\n')
     gpu_backend("amdgpu")
-    assert file.read_text() == 'device = "rocm"\n'
+    assert file.read_text().endswith('\ndevice = "rocm"\n')
     gpu_backend(LuxMetalDevice())
-    assert file.read_text() == 'device = "metal"\n'
+    assert file.read_text().endswith('\ndevice = "metal"\n')
     gpu_backend("")
-    assert file.read_text() == ""
+    assert not file.exists(), "it was made for the preference"
     assert list(home.iterdir()) == []
 
 
@@ -300,10 +308,29 @@ def test_nothing_deletes_and_takes_effect_at_once(nothing: str | None) -> None:
         assert gpu_device() == Device("cuda:0")
 
 
-@pytest.mark.parametrize("wrong", ["CUDNN", "cpu", LuxCPUDevice(), Device("tpu")])
-def test_a_wrong_name_is_refused_with_the_valid_ones(home: Path, wrong: str | Device) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "CUDNN",
+        "cpu",
+        LuxCPUDevice(),
+        Device("tpu"),
+        3,
+        0,
+        False,
+        b"CUDA",
+        ["CUDA"],
+        int,
+        AbstractLuxGPUDevice,
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_valid_ones(home: Path, wrong: object) -> None:
     with pytest.raises(ConfigurationError, match="the valid names are 'CUDA', 'AMDGPU', 'Metal'"):
         gpu_backend(wrong)
+    for question in (functional, loaded):
+        if not isinstance(wrong, Device):
+            with pytest.raises(ConfigurationError, match="is not a GPU backend of Lux"):
+                question(wrong)
     assert not (home / "anydevice.toml").exists()
     assert not Path("anydevice.toml").exists()
 

@@ -16,6 +16,7 @@ from anydevice._core.choice import (
 )
 from anydevice._core.device import Device
 from anydevice._core.finding import DeviceStatus, Facts, Finding, Reason, Refusal
+from anydevice._core.record import replace
 
 GIB = 2**30
 
@@ -45,6 +46,26 @@ def test_the_order_of_backends_decides_without_a_wish() -> None:
     choice = pick(Request(), finding("cuda", status()), finding("rocm", status()), CPU)
     assert str(choice.device) == "cuda:0"
     assert choice.device.chosen_by == "order of backends"
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [("gpu:0", "opencl:1"), ("gpu:1", "cuda:1"), ("gpu:2", "opencl:2"), ("gpu:3", None)],
+)
+def test_a_gpu_by_number_is_a_card_through_any_backend(name: str, device: str | None) -> None:
+    """The first card's CUDA is broken and its OpenCL works; OpenCL also shows the CPU."""
+
+    def card(place: str, broken: bool = False, **more: Any) -> DeviceStatus:
+        seen = status(**more)
+        facts = replace(seen.facts, pci_address=f"0000:0{place}:00.0")
+        return replace(BROKEN if broken else seen, facts=facts)
+
+    cl = {"engines": ("opencl",)}
+    opencl = (status("cpu", **cl), card("1", **cl), card("3", **cl), card("2", **cl))
+    cards = finding("cuda", card("1", broken=True), card("2")), finding("opencl", *opencl)
+    choice = pick(Request((Wish("argument", (name,), binding=True),)), *cards, CPU)
+    assert str(choice.device or "") == (device or "")
+    assert device or choice.steps[-1].outcome == "this machine has no gpu:3"
 
 
 def test_it_ends_at_the_cpu_and_keeps_every_reason() -> None:

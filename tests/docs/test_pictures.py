@@ -63,7 +63,8 @@ def test_a_picture_is_small_and_needs_nothing_else(maker: ModuleType, name: str)
     root = ElementTree.fromstring(text)
     assert float(root.attrib["width"]) > 300
     namespace = "http://www.w3.org/2000/svg"
-    assert set(re.findall(r"\w+://[^\"' <)]*", text)) == {namespace}
+    drawn = re.sub(r"(<text[^>]*>)[^<]*", r"\1", text)  # an address that is shown fetches nothing
+    assert set(re.findall(r"\w+://[^\"' <)]*", drawn)) == {namespace}
     assert "@import" not in text
     assert not list(root.iter(f"{{{namespace}}}script"))
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", json.loads(root[0].text or "")["made"])

@@ -188,7 +188,7 @@ def test_a_browser_sees_what_is_too_wide_too_faint_or_too_far_down(tmp_path: Pat
 
 @pytest.mark.soak
 @pytest.mark.skipif(
-    find_spec("mkdocs") is None, reason="mkdocs is not installed: pip install 'anydevice[docs]'"
+    find_spec("mkdocs") is None, reason='mkdocs is not installed: pip install ".[docs]"'
 )
 def test_the_site_is_built_and_passes_its_check(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]

@@ -136,7 +136,7 @@ def test_newer_and_foreign_files_are_clear_errors(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     model = nn.Model(nn.Dense(2, 3), device=cpu())
     for changes, words in (
-        ({"version": 2}, "has version 2 of its format, and this anydevice knows 1; run: pip"),
+        ({"version": 2}, "has version 2 of its format, and this anydevice knows 1; run: git pull"),
         ({"kind": "training"}, r"holds a training, not a model; go on with it by nn\.train"),
         ({"version": "x"}, "its description is damaged"),
         ({"trees": {"parameters": "nothing"}}, "does not fit its tensors"),

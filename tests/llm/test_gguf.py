@@ -186,7 +186,7 @@ def test_without_gguf_configs_are_read(tmp_path: Path, monkeypatch: pytest.Monke
     packed = made(tmp_path, "llama", packing="Q8_0")[1]
     monkeypatch.setitem(sys.modules, "gguf", None)
     description = describe(read_config(packed))
-    with pytest.raises(UnsupportedError, match=r"gguf.*pip install 'anydevice\[llm\]'"):
+    with pytest.raises(UnsupportedError, match=r'gguf.*pip install "\.\[llm\]"'):
         load_parameters(packed, description, CPU)
 
 

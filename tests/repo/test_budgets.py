@@ -18,12 +18,12 @@ BUDGETS = {
     "_bench": 1_600,
     "_check": 5_900,
     "_compile": 2_100,
-    "_core": 5_700,
+    "_core": 5_715,  # a GPU by number; the commands that install anydevice itself
     "_engines": 11_360,
     "_formats": 1_950,
     "_libraries": 5_450,  # with the proof and the watch of processes, group.py
     "_llm": 4_650,
-    "_machine": 8_350,
+    "_machine": 8_505,  # the table of requirements with its sources; the log of choices
     "_nn": 3_650,
     "_ops": 4_650,
     "_parallel": 2_250,

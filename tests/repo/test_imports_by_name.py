@@ -60,6 +60,7 @@ RENDERED = {
     "_bench/functions.py",
     "_check/verdicts.py",
     "_compile/report.py",
+    "_core/choice.py",  # with the advice of `anydevice doctor`
     "_machine/discovery/discover.py",
     "_nn/model.py",
     "_plan/estimates.py",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from anydevice._core import hooks
 from anydevice._core.backends import AUTO, BACKENDS, KINDS
-from anydevice._core.device import Device
+from anydevice._core.device import Device, cards_of
 from anydevice._core.finding import DeviceStatus, Finding, Reason
 from anydevice._core.record import Record, replace
 from anydevice._core.text import format_size, format_time, joined
@@ -158,7 +159,7 @@ class _Case:
                         Step(wish.source, str(wish), "; ".join(texts), False, True, tuple(reasons))
                     )
                     return self._follow_order()
-                named = _find_devices(name, self.findings, self.request.order)
+                named = find_devices(name, self.findings, self.request.order)
                 picked, why = self._pick(named, name)
                 if picked:
                     return self._take(picked, wish.source, str(wish))
@@ -265,16 +266,19 @@ def _is_cpu_twice(device: Device) -> bool:
     return device.kind == "cpu" and device.backend != "cpu"
 
 
-def _find_devices(
-    name: str, findings: Sequence[Finding], order: Sequence[str]
+def find_devices(
+    name: str, findings: Sequence[Finding], order: Sequence[str] = ()
 ) -> tuple[Device, ...]:
+    """Return the devices that a wish names; "gpu:1" is the second card, through every backend."""
     every = tuple(device for finding in findings for device in finding.devices)
-    if name in KINDS:
-        rank = {backend: place for place, backend in enumerate(order)}
-        kin = (d for d in every if d.kind == name and not _is_cpu_twice(d))
-        return tuple(sorted(kin, key=lambda device: rank.get(device.backend, len(rank))))
     # Not parse_place(), which reads the machine: the wish was checked when it was made.
     backend, _, index = name.partition(":")
+    if name in KINDS or backend == "gpu":
+        rank = {backend: place for place, backend in enumerate(order)}
+        kin = (d for d in every if d.kind == backend and not _is_cpu_twice(d))
+        ranked = sorted(kin, key=lambda device: rank.get(device.backend, len(rank)))
+        cards = (*cards_of(ranked), ())
+        return cards[min(int(index), len(cards) - 1)] if index else tuple(ranked)
     return tuple(
         device
         for device in every
@@ -293,12 +297,13 @@ def _of_this_rank(candidates: list[Device], local_rank: int | None) -> list[Devi
 
 def _nothing_named(name: str, findings: Sequence[Finding]) -> list[Reason]:
     """Return why no device has that name: the backend stopped early, or is not in this machine."""
-    if name in KINDS:
+    kind = name.partition(":")[0]
+    if name in KINDS or kind == "gpu":
         concerned = [
-            f for f in findings if f.backend in BACKENDS and BACKENDS[f.backend].kind == name
+            f for f in findings if f.backend in BACKENDS and BACKENDS[f.backend].kind == kind
         ]
     else:
-        concerned = [f for f in findings if f.backend == name.partition(":")[0]]
+        concerned = [f for f in findings if f.backend == kind]
     stopped = [_stop_reason(f) for f in concerned if f.present and not f.devices]
     if stopped:
         return stopped
@@ -314,16 +319,26 @@ def accelerators_passed_over(findings: Sequence[Finding], engine: str | None = N
     here = [finding for finding in findings if finding.present and finding.backend != "cpu"]
     statuses = ((d, d.status) for finding in here for d in finding.devices if d.kind != "cpu")
     refused = {
-        device: f"{device}: {_refusal_of(status, engine).with_fix}"
+        device: f"{device}: {_add_advice(_refusal_of(status, engine), status)}"
         for device, status in statuses
         if engine and status and engine not in status.engines
         if status.usable or _refuses(status, engine)
     }
     backends = {device.backend for device in refused}
-    stopped = [_stop_reason(f).with_fix for f in here if not f.usable and f.backend not in backends]
+    stopped = [
+        _add_advice(_stop_reason(f), f) for f in here if not f.usable and f.backend not in backends
+    ]
     held_back = [] if engine else [_hold_back(finding, findings) for finding in here]
     outcomes = [s.outcome for s in held_back if s and not s.ignored]
     return [*stopped, *refused.values(), *outcomes]
+
+
+def _add_advice(reason: Reason, stopped: DeviceStatus | Finding) -> str:
+    """Return a reason with the fix that `anydevice doctor` gives for an unusable device."""
+    if stopped.usable:
+        return reason.with_fix
+    advice = hooks.render(replace(stopped, reasons=(reason,)), "advice")
+    return replace(reason, fix=advice).with_fix
 
 
 def _stop_reason(finding: Finding) -> Reason:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Self
 
 from anydevice._core import hooks
-from anydevice._core.backends import BACKENDS, NOT_YET, SAID_ELSEWHERE
-from anydevice._core.finding import DeviceStatus, Facts, Kind, Verdict
+from anydevice._core.backends import BACKENDS, KINDS, NOT_YET, SAID_ELSEWHERE
+from anydevice._core.finding import DeviceStatus, Facts, Kind, Verdict, same_card
 from anydevice._core.text import warn
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
@@ -252,6 +253,25 @@ def not_driven(device: Device) -> DeviceNotFoundError:
     )
 
 
+def cards_of(devices: Iterable[Device]) -> tuple[tuple[Device, ...], ...]:
+    """Return the devices grouped by physical card, by UUID or PCI address, never by name."""
+    groups: list[list[Device]] = []
+    for device in devices:
+        group = next((group for group in groups if _is_one_card(group[0], device)), None)
+        if group is None:
+            groups.append([device])
+        else:
+            group.append(device)
+    return tuple(map(tuple, groups))
+
+
+def _is_one_card(one: Device, two: Device) -> bool:
+    first, second = one.status, two.status
+    if first is None or second is None or one.backend == two.backend:
+        return False
+    return same_card(first.facts, second.facts)
+
+
 def parse_place(place: str) -> tuple[str, int | None]:
     """Return backend and index of `"cuda:1"`; the index is `None` if none is written.
 
@@ -281,6 +301,8 @@ def unknown_backend(name: str) -> str:
             f"PyTorch drives {NOT_YET[name]}, {name!r}, and anydevice does not yet; use PyTorch "
             f'itself, as in x.to(torch.device("{name}"))'
         )
+    if name in KINDS:
+        return f'{name!r} is a kind of devices and no backend; device("{name}:0") returns the first'
     meant = SAID_ELSEWHERE.get(name)
     hint = f" (did you mean {meant!r}?)" if meant else ""
     known = (*BACKENDS, *sorted(hooks.added_backends()))

@@ -12,6 +12,12 @@ from anydevice.errors import ConfigurationError
 USABLE, UNUSABLE, ABSENT = "✓", "✗", "–"
 """The marks before a device or backend: usable; here but not usable; not in this machine."""
 
+PUBLISHED = False
+"""Whether anydevice is on the package index: all commands that install it, and the pages, follow.
+
+Until then, its bare name there may be somebody else's package.
+"""
+
 _UNITS = {
     "": 1,
     "b": 1,
@@ -25,6 +31,24 @@ _COUNT = re.compile(r"\s*(\d[\d_]{0,15}(?:\.\d{1,9})?)\s*([km]?)\s*", re.IGNOREC
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 _THOUSANDS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs anydevice with one of its extras.
+
+    >>> install_command("llm")
+    'pip install ".[llm]" in a clone of anydevice'
+    """
+    if PUBLISHED:
+        return f'pip install "anydevice[{extra}]"'
+    return f'pip install ".[{extra}]" in a clone of anydevice'
+
+
+def update_command() -> str:
+    """Return the command that installs the newest anydevice."""
+    if PUBLISHED:
+        return "pip install --upgrade anydevice"
+    return "git pull && pip install . in a clone of anydevice"
 
 
 def parse_size(size: int | float | str) -> int:

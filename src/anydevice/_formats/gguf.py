@@ -27,7 +27,7 @@ from anydevice._core.dtypes import DTYPES, DType
 from anydevice._core.files import PlainFile, Stamp
 from anydevice._core.record import Record, replace
 from anydevice._core.rope_scaling import frequencies
-from anydevice._core.text import shortened
+from anydevice._core.text import install_command, shortened
 from anydevice._formats.safetensors import StoredTensor
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
@@ -347,7 +347,7 @@ def gguf_package() -> ModuleType:
     except ImportError as error:
         raise UnsupportedError(
             "GGUF files need the package gguf, which is not installed; "
-            "run: pip install 'anydevice[llm]'"
+            f"run: {install_command('llm')}"
         ) from error
     return gguf
 

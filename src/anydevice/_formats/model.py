@@ -21,7 +21,7 @@ from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.files import PlainFile, count_json, expanded, parse_json, write_whole
 from anydevice._core.record import Record
-from anydevice._core.text import shortened
+from anydevice._core.text import shortened, update_command
 from anydevice._core.trees import leaves
 from anydevice._formats.load import CHUNK, load_file
 from anydevice._formats.safetensors import Header, header_of, open_safetensors, read_header
@@ -140,7 +140,7 @@ def misread(path: Path, written_by: str, error: Exception) -> TransferError:
     return TransferError(
         f"{path} holds what anydevice {__version__} cannot read ({shortened(str(error), 200)}); "
         f"it was written by anydevice {shortened(written_by)}. Where that is newer, run: "
-        "pip install --upgrade anydevice"
+        f"{update_command()}"
     )
 
 
@@ -163,7 +163,7 @@ def _metadata(path: Path, header: Header, kind: str) -> dict[str, Any]:
     if version > VERSION:
         raise TransferError(
             f"{path} has version {version} of its format, and this anydevice knows {VERSION}; "
-            "run: pip install --upgrade anydevice"
+            f"run: {update_command()}"
         )
     if own_kind != kind:
         raise TransferError(

@@ -22,7 +22,7 @@ from typing import Any, Literal, NoReturn, Union
 
 from anydevice._core.child.parent import Conversation, Outcome
 from anydevice._core.record import Record
-from anydevice._core.text import shortened
+from anydevice._core.text import install_command, shortened
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 SECONDS = 5.0
@@ -362,7 +362,7 @@ def answering(
 
 
 def _missing() -> str | None:
-    advice = "run: pip install 'anydevice[llm]'"
+    advice = f"run: {install_command('llm')}"
     try:
         import jinja2
     except ImportError:

@@ -25,7 +25,7 @@ from anydevice._core.child.parent import Conversation, Outcome
 from anydevice._core.files import expanded, parse_json, read_small
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.record import NOTHING
-from anydevice._core.text import shortened
+from anydevice._core.text import install_command, shortened
 from anydevice._formats.gguf import GgufFile, Splitting, tokenizer_files
 from anydevice._llm.template import ChatTemplate, ask_to_start, function_child
 from anydevice.errors import ConfigurationError, UnsupportedError
@@ -451,7 +451,7 @@ def _backend(
     except ImportError as error:
         raise UnsupportedError(
             "text needs the package tokenizers, which is not installed; "
-            "run: pip install 'anydevice[llm]'"
+            f"run: {install_command('llm')}"
         ) from error
     data = file if isinstance(file, bytes) else json.dumps(file).encode()
     try:

@@ -104,6 +104,11 @@ def explain(report: Report) -> tuple[Explanation, ...]:
     )
 
 
+def advice_of(stopped: DeviceStatus | Finding) -> str:
+    """Return the fix of an unusable device or backend, or the advice for its first cause."""
+    return next(_explain((), stopped)).advice
+
+
 def explain_verdict(verdict: Verdict) -> Explanation | None:
     """Return the explanation of a failed check; `None` if its answer was right."""
     if verdict.right:

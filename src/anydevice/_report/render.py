@@ -18,7 +18,9 @@ _SHOWN = 24
 """Failed cells of verdicts with a line each."""
 FORMS = {
     "Device": {"html": "summary.device_html"},
+    "DeviceStatus": {"advice": "diagnosis.advice_of"},
     "Devices": {"html": "summary.devices_html"},
+    "Finding": {"advice": "diagnosis.advice_of"},
     "History": {"text": "history.text", "html": "history.html", "svg": "history.svg"},
     "Plan": {"text": "plan.plan_lines", "html": "plan.plan_html"},
     "ProofOutcome": {"html": "proof.outcome_html"},
@@ -28,7 +30,10 @@ FORMS = {
     "TrainingPlan": {"text": "plan.training_lines", "html": "plan.training_plan_html"},
     "Verdicts": {"html": "render.verdicts_html"},
 }
-"""Functions of a class by form: "text" for terminals, "html" for notebooks, "svg" for files."""
+"""Functions of a class by form: "text" for terminals, "html" for notebooks, "svg" for files.
+
+"advice" is what `anydevice doctor` gives for an unusable device or backend.
+"""
 
 
 def render(value: object, form: str) -> str:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from anydevice._core.finding import Verdict
-from anydevice._core.text import ABSENT, UNUSABLE, USABLE, format_time, wrapped
+from anydevice._core.text import ABSENT, UNUSABLE, USABLE, format_time, shortened, wrapped
 from anydevice._machine.choose.scope import why
 from anydevice._machine.discovery.check import check
 from anydevice._machine.discovery.discover import discover
@@ -84,7 +84,8 @@ def _line(verdict: Verdict, column: int, libraries: int, output: Output) -> str:
     mark, style = (USABLE, "good") if verdict.right else (UNUSABLE, "bad")
     place = output.paint(verdict.device.ljust(column), "strong")
     library = registry.with_version(verdict.engine).ljust(libraries)
-    words = "right" if verdict.right else str(verdict.reason or "wrong")
+    reason = " ".join(str(verdict.reason or "wrong").split())  # in full below the table
+    words = "right" if verdict.right else shortened(reason, 100)
     times = f"{format_time(verdict.seconds)} in all"
     if verdict.first_call is not None and verdict.second_call is not None:
         times += f", first call {format_time(verdict.first_call)}"

@@ -70,6 +70,23 @@ _GPUS = {"CUDA": LuxCUDADevice, "AMDGPU": LuxAMDGPUDevice, "Metal": LuxMetalDevi
 _KINDS = {kind.of_backend: kind for kind in _GPUS.values()}
 
 
+class _TriggerPackage(Record):
+    """A package of Lux that loads a GPU backend; here nothing is loaded.
+
+    >>> LuxCUDA.functional() == functional("CUDA")
+    True
+    """
+
+    backend: str
+
+    def functional(self) -> bool:
+        """Whether a GPU of this backend works here."""
+        return functional(self.backend)
+
+
+LuxCUDA, LuxAMDGPU = _TriggerPackage("CUDA"), _TriggerPackage("AMDGPU")
+
+
 def supported_gpu_backends() -> tuple[str, ...]:
     """Return the GPU backends in order of choice, whether or not they work here."""
     return tuple(_GPUS)
@@ -127,7 +144,7 @@ def gpu_backend(backend: str | Device | None = "") -> None:
     Raises `ConfigurationError` with the valid names for any other, and if the file cannot be
     written.
     """
-    name = _backend_of(backend) if backend else None
+    name = None if backend is None or backend == "" else _backend_of(backend)
     if name and name not in _KINDS:
         raise _unknown(backend)
     anydevice.prefer(name, project=True)
@@ -308,10 +325,10 @@ def _backend_of(device: str | Device | type[AbstractLuxDevice]) -> str:
     """Return the backend of anydevice for CUDA, AMDGPU or Metal."""
     if isinstance(device, Device):
         return device.backend
-    if isinstance(device, type):
+    if isinstance(device, type) and hasattr(device, "of_backend"):
         return device.of_backend
     for name, kind in _GPUS.items():
-        if device.strip().lower() == name.lower():
+        if isinstance(device, str) and device.strip().lower() == name.lower():
             return kind.of_backend
     raise _unknown(device)
 

@@ -17,6 +17,7 @@ from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
 from anydevice._machine.choose.scope import why
 from anydevice._machine.settings.files import user_file
 from anydevice.errors import AnyDeviceWarning, ConfigurationError, DeviceNotFoundError
+from tests.programs import output_of
 
 TOO_OLD = Reason("too_old", "too old", "buy another")
 NO_LIBRARY = BackendScan(
@@ -252,6 +253,7 @@ def test_a_launcher_s_rank_picks_the_card(monkeypatch: pytest.MonkeyPatch, varia
     with testing.fake_machine(keep_settings=True, cuda=4):
         assert str(anydevice.device()) == "cuda:2"
         assert str(anydevice.device("gpu")) == "cuda:2"
+        assert str(anydevice.device("gpu:0")) == str(anydevice.device("GPU:0")) == "cuda:0"
         assert str(anydevice.device("cuda:1")) == "cuda:1"
         monkeypatch.setenv(variable, " ")
         assert str(anydevice.device()) == "cuda:0"
@@ -270,7 +272,7 @@ def test_prefer_takes_effect_at_once_and_is_forgotten(home: Path) -> None:
         assert (str(anydevice.device()), anydevice.device().engine) == ("cpu", "torch")
         anydevice.prefer("")
         assert str(anydevice.device()) == "cuda:0"
-        assert (home / "anydevice.toml").read_text() == ""
+        assert not (home / "anydevice.toml").exists()
     with pytest.raises(ConfigurationError, match="the backends are"):
         anydevice.prefer("nvidea")
     with pytest.raises(ConfigurationError, match="the engines are"):
@@ -288,6 +290,56 @@ def test_prefer_keeps_comments_and_writes_the_project_s_file(home: Path) -> None
     assert not (home / "anydevice.toml").exists()
     anydevice.prefer(None)
     assert "device" not in project.read_text()
+
+
+def test_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with testing.fake_machine(cuda=1, engines=["numpy"]):
+        with caplog.at_level("DEBUG", logger="anydevice"):
+            anydevice.device()
+            anydevice.device()  # the same choice, from memory
+            with pytest.raises(DeviceNotFoundError):
+                anydevice.device("rocm")
+        lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert {record.name for record in caplog.records} == {"anydevice"}
+    assert lines == [
+        ("DEBUG", "order of backends, cuda: cuda:0 is usable"),
+        ("INFO", "using cuda:0 with numpy, chosen by order of backends"),
+        ("DEBUG", "argument, rocm: this machine has no rocm: not in this fake machine"),
+    ]
+
+
+SILENT = """
+import sys, anydevice
+anydevice.device("cpu")
+assert "logging" not in sys.modules, "the choice itself needs no logging"
+import logging
+anydevice.device("cpu")
+assert not logging.getLogger("anydevice").handlers
+logging.basicConfig(level="INFO", stream=sys.stdout)
+anydevice.device("cpu:0")
+"""
+
+
+def test_nothing_is_logged_unless_somebody_listens(home: Path) -> None:
+    line = "INFO:anydevice:using cpu with numpy, chosen by argument\n"
+    assert output_of("-W", "error", "-c", SILENT) == line
+
+
+@pytest.mark.parametrize("written", ["", "# ours\n", 'device = "cpu"\n'])
+def test_a_file_that_is_not_ours_stays_when_it_is_empty(home: Path, written: str) -> None:
+    project = Path("anydevice.toml")
+    project.write_text(written)
+    anydevice.prefer("cpu")
+    anydevice.prefer(None)
+    assert project.read_text() in ("", "# ours\n")
+
+
+def test_a_file_of_ours_stays_while_anything_else_is_in_it(home: Path) -> None:
+    project = Path("anydevice.toml")
+    anydevice.prefer("cpu", project=True)
+    project.write_text(project.read_text() + "x64 = true\n")
+    anydevice.prefer(None)
+    assert "x64 = true" in project.read_text()
 
 
 def test_forgetting_where_there_is_nothing_writes_nothing(home: Path) -> None:
@@ -350,10 +402,10 @@ def test_ranks_do_not_end_at_one_card_for_want_of_memory(monkeypatch: pytest.Mon
 
 def test_several_devices_are_preferred_in_their_order(home: Path) -> None:
     anydevice.prefer(["cuda:1", "cpu"])
-    assert (home / "anydevice.toml").read_text() == 'device = ["cuda:1", "cpu"]\n'
+    assert (home / "anydevice.toml").read_text().endswith('\ndevice = ["cuda:1", "cpu"]\n')
     assert str(anydevice.device()) == "cpu"
     anydevice.prefer("tpu, cpu")
-    assert (home / "anydevice.toml").read_text() == 'device = ["tpu", "cpu"]\n'
+    assert (home / "anydevice.toml").read_text().endswith('\ndevice = ["tpu", "cpu"]\n')
 
 
 def test_what_is_missing_for_an_engine_comes_with_its_fix() -> None:

@@ -161,14 +161,14 @@ def test_native_of_a_device_that_nothing_drives(monkeypatch: pytest.MonkeyPatch)
             Reason("not_installed", "torch is not installed"),
             Reason("not_installed", "jax is not installed"),
         ),
-        fix='pip install "anydevice[cuda]"',
+        fix="pip install torch",
     )
     monkeypatch.setattr(Device, "engine", None)
     with pytest.raises(DeviceNotFoundError) as caught:
         _ = Device.seen("cuda", 0, status).native
     assert str(caught.value) == (
         "no installed library drives cuda:0: torch is not installed; jax is not installed; "
-        'to fix it: pip install "anydevice[cuda]"'
+        "to fix it: pip install torch"
     )
 
 

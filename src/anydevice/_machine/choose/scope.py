@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 from anydevice._core.backends import AUTO, NOT_YET
 from anydevice._core.choice import Choice, FreeMemory, Request, Wish, choose
 from anydevice._core.device import Device, unknown_backend
+from anydevice._core.hooks import is_loaded
 from anydevice._core.record import Record, replace
 from anydevice._core.text import parse_size, warn
 from anydevice._machine.choose.measurements import measured_engines
@@ -36,7 +37,7 @@ _block: ContextVar[Device | None] = ContextVar("anydevice_block", default=None)
 _process: Device | None = None
 _said: set[str] = set()
 _known_choices: dict[object, _KnownChoice] = {}  # by the key of a simple request
-_modules: tuple[str, ...] = tuple(row.module for row in registry.BUILT_IN.values())
+_modules: tuple[str, ...] = ("logging", *(row.module for row in registry.BUILT_IN.values()))
 _MAX_KNOWN_CHOICES = 64
 
 _UNASKED = ("configure", "order of backends")
@@ -64,10 +65,11 @@ def device(
     (`ANYDEVICE_DEVICE`, `ANYDEVICE_ENGINE`), the project's file, the user's file, the order of
     `configure`, the order of backends. If it falls back to the CPU, one warning gives every reason.
     If a `spec` cannot be met, `DeviceNotFoundError` is raised. It is a backend or device ("cuda",
-    "cuda:1"), a kind ("gpu", "tpu", "cpu"), a library's own object (`torch.device`, `jax.Device`,
-    …; its library is then the engine), or a list in order of priority. `engine` is the array
-    library; the default is the one that `anydevice bench --save` found fastest on the device, if it
-    was run. `min_free` skips devices with less free memory (bytes or "20GiB").
+    "cuda:1"), a kind ("gpu", "tpu", "cpu"), the first GPU ("gpu:0"), a library's own object
+    (`torch.device`, `jax.Device`, …; its library is then the engine), or a list in order of
+    priority. `engine` is the array library; the default is the one that `anydevice bench --save`
+    found fastest on the device, if it was run. `min_free` skips devices with less free memory
+    (bytes or "20GiB").
 
     >>> import anydevice
     >>> str(anydevice.device(["tpu", "cpu"]))
@@ -90,6 +92,7 @@ def device(
         return free_memory(device)
 
     choice = _choose(request, report, free)
+    _log(choice)
     if choice.device is None:
         raise DeviceNotFoundError(_not_found(choice), report.findings, choice.reasons)
     _warn_if_passed_over(choice)
@@ -101,7 +104,7 @@ def device(
         if len(_known_choices) >= _MAX_KNOWN_CHOICES:
             _known_choices.clear()
         _known_choices[key] = _KnownChoice(situation, block, process, report, result)
-        _modules = tuple(row.module for row in registry.rows().values())
+        _modules = ("logging", *(row.module for row in registry.rows().values()))
     return result
 
 
@@ -346,6 +349,21 @@ def _not_found(choice: Choice) -> str:
     lines += [f"  {step.source}: {step.outcome}" for step in choice.steps]
     lines.append("  anydevice doctor explains each; anydevice.devices() lists what is usable")
     return "\n".join(lines)
+
+
+def _log(choice: Choice) -> None:
+    """Log the device and why, and each step; nothing listens if `logging` is not imported yet."""
+    if not is_loaded("logging"):
+        return
+    import logging
+
+    logger = logging.getLogger("anydevice")
+    for step in choice.steps:
+        logger.debug("%s, %s: %s", step.source, step.asked, step.outcome)
+    if choice.device is not None:
+        reasons = "".join(f"; {step.outcome}" for step in choice.passed_over)
+        chosen = choice.device, choice.device.engine, choice.device.chosen_by
+        logger.info("using %s with %s, chosen by %s%s", *chosen, reasons)
 
 
 def _warn_if_passed_over(choice: Choice) -> None:

@@ -18,12 +18,15 @@ from anydevice._core.record import as_dict
 from anydevice._core.text import warn
 from anydevice._machine.discovery import discover as discovery
 from anydevice._machine.engines import registry
-from anydevice._machine.engines.diagnosis import code_of_message
+from anydevice._machine.engines.diagnosis import code_of_message, command_for
 from anydevice._machine.engines.registry import place_of
 from anydevice._machine.settings.files import read_cache, verdicts_file, write_cache
 from anydevice.errors import DeviceNotFoundError
 
 _LONG_ENOUGH = 60.0
+_TO_INSTALL_AGAIN = ("cpu_only_build", "cuda_library_missing", "card_not_in_build")
+"""Codes for which the library is to be installed again, in the build for this device."""
+
 _PROBE = str(Path(__file__).with_name("matmul_probe"))
 
 
@@ -80,7 +83,9 @@ def _judge(device: Device, engine: str, place: str, outcome: Outcome, seconds: f
         # A library may end the process itself when memory runs out.
         if code == "failed" or (code == "crashed" and named == "out_of_memory"):
             code = named
-        reason = Reason(code, outcome.sentence)
+        build, status = registry.installed(engine), device.status
+        again = command_for(build, device.backend, status.facts) if status else None
+        reason = Reason(code, outcome.sentence, again if code in _TO_INSTALL_AGAIN else None)
         return Verdict(str(device), engine, False, reason, round(seconds, 3))
     answer = outcome.answer
     wrong = None

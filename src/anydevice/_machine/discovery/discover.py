@@ -12,8 +12,8 @@ from typing import Any
 from anydevice._core import hooks
 from anydevice._core.backends import BACKENDS, KINDS
 from anydevice._core.child.parent import reap
-from anydevice._core.device import Device, parse_place, unknown_backend
-from anydevice._core.finding import BackendScan, DeviceStatus, Facts, Finding, same_card
+from anydevice._core.device import Device, cards_of, parse_place, unknown_backend
+from anydevice._core.finding import BackendScan, DeviceStatus, Facts, Finding
 from anydevice._core.locks import ForkSafeLock, started
 from anydevice._core.record import Record, as_dict, replace
 from anydevice._core.text import printable
@@ -89,14 +89,7 @@ class Report(Record):
     @property
     def cards(self) -> tuple[tuple[Device, ...], ...]:
         """The devices grouped by physical card, by UUID or PCI address, never by name."""
-        groups: list[list[Device]] = []
-        for device in self.devices:
-            group = next((group for group in groups if _one_card(group[0], device)), None)
-            if group is None:
-                groups.append([device])
-            else:
-                group.append(device)
-        return tuple(map(tuple, groups))
+        return cards_of(self.devices)
 
     def to_dict(self) -> dict[str, object]:
         """Return the report as plain data, ready for JSON."""
@@ -141,13 +134,6 @@ def discover(refresh: bool = False) -> Report:
             finally:
                 _looking.now = False
         return _kept[1]
-
-
-def _one_card(one: Device, two: Device) -> bool:
-    first, second = one.status, two.status
-    if first is None or second is None or one.backend == two.backend:
-        return False
-    return same_card(first.facts, second.facts)
 
 
 class Devices(tuple[Device, ...]):

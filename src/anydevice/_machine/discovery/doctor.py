@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from anydevice._core.backends import BACKENDS, KINDS
+from anydevice._core.choice import find_devices
 from anydevice._core.device import Device
 from anydevice._core.finding import DeviceStatus, Finding, Reason
 from anydevice._core.record import Record, replace
@@ -43,9 +44,11 @@ def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None
     `ConfigurationError` for an unknown name, and `DeviceNotFoundError` if this machine lacks
     what was named or the engine drives none of it.
     """
-    wanted = [name.strip().lower() for name in names]
-    for name in wanted:
+    wanted = []
+    for name in (name.strip().lower() for name in names):
         check_wish(name, "device")
+        card = find_devices(name, report.findings) if name.startswith("gpu:") else ()
+        wanted += [str(device) for device in card] or [name]
     if engine is not None:
         check_engine(engine, "--engine")
     part = _select_findings(report, wanted) if wanted else report

@@ -1,8 +1,7 @@
 """Why an installed library cannot drive a device, and the command that fixes it here.
 
-Every command takes packages by name from the default index. What the index holds decides: its
-PyTorch for Linux carries CUDA, that for Windows does not; which CUDA, and for which cards, depends
-on the release. The rows of `REQUIREMENTS` say so, the newest first.
+Commands name the libraries themselves, in releases that our extras allow. The rows of
+`REQUIREMENTS` say which of them fits a platform, a driver and a card.
 """
 
 from __future__ import annotations
@@ -16,8 +15,17 @@ from collections.abc import Sequence
 from anydevice._core.backends import BACKENDS
 from anydevice._core.finding import Facts, Reason, Refusal, compare_versions, version_numbers
 from anydevice._core.record import Record, replace
+from anydevice._core.text import joined
 from anydevice._machine.engines.installed import Build, distributions
-from anydevice._machine.engines.registry import engines_for, row_of
+from anydevice._machine.engines.registry import row_of
+from anydevice._machine.engines.requirements import (
+    DRIVERS,
+    INDEXES,
+    JETSON,
+    REQUIREMENTS,
+    USE_ANOTHER,
+    Requirement,
+)
 
 OLDEST_CAPABILITY = {"jax": {12: "5.2", 13: "7.5"}, "cupy": {11: "3.5", 12: "5.0", 13: "7.5"}}
 """The oldest compute capability that a library's build for a CUDA major release runs on."""
@@ -151,6 +159,7 @@ _FOREIGN = (
         r"incompatible devices for|tensors to be on the same device|not on the expected device"
         r"|Array device must be same as the current device",
     ),
+    ("driver_defect", r"unknown target CPU"),
     ("no_permission", r"Permission denied|[Nn]o permission|NOT_PERMITTED"),
 )
 """Patterns in the messages of array libraries and drivers, by code; the first match counts."""
@@ -167,9 +176,6 @@ def code_of_message(message: str) -> str:
 
 _SYSTEMS = {"linux": "Linux", "win32": "Windows", "darwin": "macOS"}
 _PROCESSORS = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "arm64", "arm64": "arm64"}
-_ANYWHERE = ("Linux", "Windows", "macOS")
-_BOTH = ("x86-64", "arm64")
-_SAFE_CUDA = 12  # every driver that anydevice supports runs what was made for CUDA 12
 
 
 class Platform(Record):
@@ -179,61 +185,8 @@ class Platform(Record):
     processor: str
     python: tuple[int, int]
 
-
-class Requirement(Record):
-    """One specification for pip that brings a backend to an engine, and where it fits.
-
-    `runtime` is the major release of CUDA or ROCm it was made for, `oldest_card` the oldest
-    compute capability it carries, `newest_python` the last Python it was published for, and
-    `since` the first release of the library that knows this requirement. `in_extra` marks what
-    `anydevice[backend]` installs.
-    """
-
-    spec: str
-    systems: tuple[str, ...] = _ANYWHERE
-    processors: tuple[str, ...] = _BOTH
-    runtime: int | None = None
-    oldest_card: str | None = None
-    newest_python: tuple[int, int] | None = None
-    since: str | None = None
-    in_extra: bool = False
-
-
-_LINUX, _WINDOWS, _MAC = ("Linux",), ("Windows",), ("macOS",)
-_X86, _ARM = ("x86-64",), ("arm64",)
-
-REQUIREMENTS: dict[tuple[str, str], tuple[Requirement, ...]] = {
-    ("torch", "cuda"): (
-        Requirement("torch", _LINUX, _X86, 13, "7.5", in_extra=True),
-        Requirement("torch<2.11", _LINUX, _X86, 12, "7.0", newest_python=(3, 14)),
-        Requirement("torch<2.8", _LINUX, _X86, 12, "5.0", newest_python=(3, 13)),
-        Requirement("torch", _LINUX, _ARM, 13, "8.0", in_extra=True),
-    ),
-    ("jax", "cuda"): (
-        Requirement("jax[cuda13]", _LINUX, _BOTH, 13, "7.5", since="0.7"),
-        Requirement("jax[cuda12]", _LINUX, _BOTH, 12, "5.2"),
-    ),
-    ("cupy", "cuda"): (
-        Requirement("cupy-cuda12x[ctk]", _LINUX, _BOTH, 12, "5.0"),
-        Requirement("cupy-cuda12x[ctk]", _WINDOWS, _X86, 12, "5.0", in_extra=True),
-    ),
-    ("jax", "rocm"): (
-        Requirement("jax[rocm7-local]", _LINUX, _X86, 7, since="0.10", in_extra=True),
-        Requirement("jax[rocm]==0.5.0", _LINUX, _X86, 6, newest_python=(3, 12)),
-    ),
-    ("cupy", "rocm"): (
-        Requirement("cupy-rocm-7-0", _LINUX, _X86, 7),
-        Requirement("cupy-rocm-5-0", _LINUX, _X86, 5, newest_python=(3, 12)),
-    ),
-    ("mlx", "metal"): (Requirement("mlx", _MAC, _ARM, in_extra=True),),
-    ("torch", "metal"): (Requirement("torch", _MAC, _ARM),),
-    ("opencl", "opencl"): (Requirement("pyopencl", in_extra=True),),
-    ("jax", "tpu"): (Requirement("jax[tpu]", _LINUX, _X86, in_extra=True),),
-    ("numpy", "cpu"): (Requirement("numpy"),),
-    ("torch", "cpu"): (Requirement("torch"),),
-    ("jax", "cpu"): (Requirement("jax"),),
-    ("mlx", "cpu"): (Requirement("mlx", _MAC, _ARM), Requirement("mlx[cpu]", _LINUX)),
-}
+    def __str__(self) -> str:
+        return f"{self.system} {self.processor}"
 
 
 def best_fix(
@@ -241,23 +194,28 @@ def best_fix(
 ) -> str | None:
     """Return the best fix for a device that none of `builds` can drive; `None` if unknown.
 
-    A library that is installed already is preferred; `builds` come in order of choice. Where what
-    is left cannot train, the step says so.
+    A library that is installed already is preferred; `builds` come in order of choice. Where no
+    release that our extras allow fits, the fix says so, and the way out.
     """
     where = where or this_platform()
-    installed = [build for build in builds if build.installed]
-    for build in builds if not installed else ():
-        row = _fitting(build.engine, backend, facts, where)
-        if row and row.in_extra:
-            extra = _quote_spec(f"anydevice[{backend}]")
-            return f"pip install {extra}{_if_it_cannot_train(build, backend)}"
-    for build in (*installed, *builds):
+    for build in sorted(builds, key=lambda build: not build.installed):
         command = command_for(build, backend, facts, where)
         if command:
-            return command + _if_it_cannot_train(build, backend)
-    if backend == "cuda" and _runtime_here(backend, facts) < _SAFE_CUDA:
-        return "update the NVIDIA driver to version 525 or newer"
-    return None
+            return command
+    pairs = [(build.engine, backend) for build in builds]
+    rows = [row for pair in pairs for row in REQUIREMENTS.get(pair, ()) if row.is_supported]
+    if not rows:
+        return None
+    published = [row for row in rows if _is_published(row, where)]
+    on_card = [row for row in published if _card_fits(row, backend, facts, where)]
+    if on_card:
+        least = min((row.runtime for row in on_card), key=version_numbers)
+        what = f"the NVIDIA driver to {DRIVERS[least]}" if backend == "cuda" else f"ROCm to {least}"
+        return f"update {what} or newer, or {USE_ANOTHER}"
+    names = joined(row_of(engine).label for engine, _ in pairs if (engine, backend) in REQUIREMENTS)
+    version = ".".join(map(str, where.python))
+    lack = f"for {where} and Python {version}" if not published else "with code for this card"
+    return f"{USE_ANOTHER}: no supported release of {names} is published {lack}"
 
 
 def command_for(
@@ -274,24 +232,15 @@ def command_for(
     if is_torch:
         # Another build of the same release counts as installed, so pip would leave it alone.
         words.append("--force-reinstall")
-    elif build.version and row.since and compare_versions(build.version, row.since) < 0:
+    elif build.version and compare_versions(build.version, row.oldest) < 0:
         words.append("--upgrade")
     words.append(_quote_spec(row.spec))
     if is_torch:
         # These fit one release of torch only, so they have to change with it.
         words += [name for name in ("torchvision", "torchaudio") if name in distributions()]
+    if row.index:
+        words.append(f"--index-url {INDEXES}{row.index}")
     return removal + " ".join(words)
-
-
-def _if_it_cannot_train(build: Build, backend: str) -> str:
-    """A note for users who install a library without gradients, if another one has them."""
-    row = row_of(build.engine)
-    if build.installed or "autodiff" not in row.lacks or "torch" not in engines_for(backend):
-        return ""
-    return (
-        f" ({row.label} computes and cannot train; to train, install PyTorch for "
-        f"{BACKENDS[backend].label} as pytorch.org says)"
-    )
 
 
 def this_platform() -> Platform:
@@ -305,32 +254,43 @@ def this_platform() -> Platform:
 
 
 def _fitting(engine: str, backend: str, facts: Facts, where: Platform) -> Requirement | None:
-    card = facts.compute_capability
     for row in REQUIREMENTS.get((engine, backend), ()):
         if (
-            where.system in row.systems
-            and where.processor in row.processors
-            and (row.newest_python is None or where.python <= row.newest_python)
+            row.is_supported
+            and _is_published(row, where)
             and _runtime_fits(row, backend, facts)
-            and (not card or compare_versions(card, row.oldest_card or "") >= 0)
+            and _card_fits(row, backend, facts, where)
         ):
             return row
     return None
 
 
+def _is_published(row: Requirement, where: Platform) -> bool:
+    in_time = row.newest_python is None or where.python <= row.newest_python
+    return in_time and str(where) in row.cards
+
+
+def _card_fits(row: Requirement, backend: str, facts: Facts, where: Platform) -> bool:
+    cards = row.cards[str(where)]
+    if backend == "cuda":
+        card = facts.compute_capability
+        return not card or (card not in JETSON and any(_runs_on(name, card) for name in cards))
+    card = str(facts.details.get("architecture_override") or facts.architecture or "")
+    return not cards or not card or card.partition(":")[0] in cards
+
+
 def _runtime_fits(row: Requirement, backend: str, facts: Facts) -> bool:
-    if row.runtime is None:
+    here = facts.runtime_version
+    if not row.runtime:
         return True
-    here = _runtime_here(backend, facts)
-    # An NVIDIA driver also runs what was made for earlier releases; ROCm has to be the same one.
-    return row.runtime <= here if backend == "cuda" else row.runtime == here
-
-
-def _runtime_here(backend: str, facts: Facts) -> int:
-    numbers = version_numbers(facts.runtime_version or "")
-    if numbers:
-        return numbers[0]
-    return _SAFE_CUDA if backend == "cuda" else 7
+    if backend == "cuda" and here:  # a driver also runs what was made for earlier releases
+        return version_numbers(row.runtime)[:1] <= version_numbers(here)[:1]
+    if backend == "cuda":
+        driver = facts.driver_version or DRIVERS["12"]  # the oldest that anydevice supports
+        return compare_versions(driver, DRIVERS[row.runtime]) >= 0
+    if row.index:
+        return not here or compare_versions(here, row.runtime) >= 0
+    return here is not None and version_numbers(here)[:1] == version_numbers(row.runtime)[:1]
 
 
 def _in_the_way(engine: str, row: Requirement) -> list[str]:

@@ -30,6 +30,9 @@ STRATEGIES: Mapping[str, float] = MappingProxyType(
 
 SETTINGS = ("order", "memory", "x64", "jit", "mixed_precision", "time_limit", "env")
 _KEYS = ("device", "engine", *SETTINGS)
+_MADE_BY_US = "# written by anydevice; removed when no setting is left\n"
+"""The first line of a settings file that `prefer` made."""
+
 _NAMES_SHOWN = 5
 """Limit on the names in one message."""
 
@@ -336,7 +339,8 @@ def prefer(
 
     Writes the project's `anydevice.toml` if there is one at or above the working directory, else
     the user's, and returns the file; `project=True` makes a missing project's file in the working
-    directory. Comments and other settings are kept. A list is tried in order:
+    directory. Comments and other settings are kept, and a file that `prefer` made goes when nothing
+    is left in it. A list is tried in order:
     `prefer(["cuda", "metal"])`. `prefer(None)` or `prefer("")` deletes the preference. A device
     that is not usable now is skipped until it is.
 
@@ -408,7 +412,7 @@ def _read_file(origin: Origin, path: Path | None) -> FileSettings | None:
 
 def check_wish(wish: str, source: str) -> None:
     """Raise `ConfigurationError`, with the valid names, if this cannot name a device."""
-    if wish in KINDS or wish == AUTO:
+    if wish in KINDS or wish == AUTO or re.fullmatch(r"gpu:\d{1,9}", wish):
         return
     try:
         parse_place(wish)
@@ -516,7 +520,7 @@ def _change(path: Path, changes: Mapping[str, str | list[str] | None]) -> None:
         is_user_s = path == files.user_file()
         with writing(path, private=is_user_s) as write:
             read = files.read_home if is_user_s else files.read_project
-            old = read(path) if path.exists() else b""
+            old = read(path) if path.exists() else _MADE_BY_US.encode()
             _parse(path, old)
             document = tomlkit.parse(old.decode("utf-8"))
             for key, value in changes.items():
@@ -524,7 +528,11 @@ def _change(path: Path, changes: Mapping[str, str | list[str] | None]) -> None:
                     document.pop(key, None)
                 else:
                     document[key] = value
-            write(tomlkit.dumps(document))
+            text = tomlkit.dumps(document)
+            if text == _MADE_BY_US and not path.is_symlink():
+                path.unlink(missing_ok=True)
+            else:
+                write(text)
     except MemoryError as error:
         raise OutOfMemoryError(f"{path} cannot be changed: no memory is left") from error
     except (TOMLKitError, RecursionError) as error:

@@ -311,13 +311,21 @@ def test_memory_that_nvml_does_not_tell_comes_from_the_driver() -> None:
     assert (facts.driver_version, facts.pci_address) == ("580.95.05", "000f:01:00.0")
 
 
-def test_a_card_and_a_driver_that_are_too_old() -> None:
-    scan = healthy(nvml("old"), DESKTOP)
+def test_a_driver_that_is_too_old() -> None:
+    content = answer("old")
+    content["cards"][0]["capability"] = [6, 1]
+    scan = healthy(Outcome("answered", content), DESKTOP)
     assert scan.stage == "driver"
     assert text_of(scan) == "driver 470.57.02 serves CUDA 11.4, and CUDA 12 or newer is needed"
     assert fix_of(scan).startswith("update the NVIDIA driver to 525.60.13 or newer")
-    (device,) = scan.devices
-    assert text_of(device) == "compute capability 3.5 is older than 5.0 (Maxwell)"
+    assert text_of(only(scan)) is None
+
+
+def test_a_card_that_is_too_old_is_not_told_of_a_newer_driver() -> None:
+    scan = healthy(nvml("old"), DESKTOP)
+    assert (scan.stage, text_of(scan)) == (None, None)
+    assert text_of(only(scan)) == "compute capability 3.5 is older than 5.0 (Maxwell)"
+    assert fix_of(only(scan)) == "use OpenCL (pip install pyopencl) or the CPU"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from anydevice._machine.hardware.opencl.facts import (
 from tests.machine.scans import only, stop_of
 from tests.machine.tree import plug_card, write_file
 from tests.programs import output_of
-from tests.reasons import fix_of, text_of
+from tests.reasons import code_of, fix_of, text_of
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "opencl"
 LOADER = Loader("libOpenCL.so.1")
@@ -53,7 +53,8 @@ def answer_of(name: str) -> dict[str, Any]:
 
 
 def recorded(name: str, machine: OpenCLMachine | None = None) -> BackendScan:
-    return read_answer(answer_of(name), LOADER, machine or OpenCLMachine("linux"))
+    elsewhere = OpenCLMachine("linux", root=RECORDED)  # where no file of this machine is
+    return read_answer(answer_of(name), LOADER, machine or elsewhere)
 
 
 def with_cards(root: Path, *cards: tuple[str, int]) -> OpenCLMachine:
@@ -93,7 +94,7 @@ def test_devices_are_numbered_as_pyopencl_numbers_them() -> None:
             seen.facts.details["device_index"],
             seen.facts.name,
             seen.facts.details["platform"],
-            seen.facts.total_memory,
+            seen.facts.usable_memory,
             seen.facts.driver_version,
         ]
         for seen in scan.devices
@@ -319,6 +320,41 @@ def test_a_card_that_no_driver_shows_is_noted(tmp_path: Path) -> None:
     assert read_answer(answer, LOADER, OpenCLMachine("linux", root=tmp_path / "none")).notes == ()
 
 
+def pocl_answer(**changes: object) -> dict[str, Any]:
+    answer = answer_of("nvidia-h200")
+    answer["platforms"] = answer["platforms"][:1]
+    answer["platforms"][0]["name"] = diagnosis.POCL
+    answer["platforms"][0]["devices"][0].update(changes)
+    return answer
+
+
+def test_the_memory_of_a_cpu_is_that_of_the_machine_in_each_call(tmp_path: Path) -> None:
+    machine = OpenCLMachine("linux", root=tmp_path)
+    write_file(tmp_path, "proc/meminfo", "MemTotal:       24684100 kB\n")
+    for at_the_moment in (10_832_015_360, 13_382_152_192):
+        facts = only(read_answer(pocl_answer(memory=at_the_moment), LOADER, machine)).facts
+        assert (facts.total_memory, facts.usable_memory) == (25_276_518_400, at_the_moment)
+    card = recorded("amd-radeon", machine).devices[0].facts
+    assert card.total_memory == card.usable_memory == 25_753_026_560
+
+
+@pytest.mark.parametrize(
+    ("driver", "processor", "code"),
+    [
+        ("3.0-rc2", "x86_64-unknown-linux-gnu-generic", "driver_defect"),
+        ("3.0-rc2", "x86_64-unknown-linux-gnu-haswell", None),
+        ("3.0-rc2", "aarch64-unknown-linux-gnu-generic", None),
+        ("7.1", "x86_64-unknown-linux-gnu-generic", None),
+    ],
+)
+def test_a_processor_that_pocl_does_not_know(driver: str, processor: str, code: str | None) -> None:
+    version = f"OpenCL 3.0 PoCL HSTR: pthread-{processor}"
+    answer = pocl_answer(driver=driver, version=version)
+    cpu = only(read_answer(answer, LOADER, OpenCLMachine("linux", root=RECORDED)))
+    assert code_of(cpu) == code
+    assert code is None or "conda install -c conda-forge pyopencl pocl" in str(fix_of(cpu))
+
+
 # Loaders that show nothing.
 
 
@@ -327,7 +363,7 @@ def test_without_a_loader(tmp_path: Path) -> None:
     assert find_loaders(machine, None) == ()
     scan = opencl.look_through((), machine, 1.0)
     assert stop_of(scan) == (False, "driver", "no OpenCL loader and no driver is installed")
-    assert fix_of(scan) == 'pip install "anydevice[opencl]"'
+    assert fix_of(scan) == "pip install pyopencl"
     write_file(tmp_path, "etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1\n")
     scan = without_loader(machine)
     assert scan.present

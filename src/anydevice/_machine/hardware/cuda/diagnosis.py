@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from anydevice._core.child.parent import Outcome
 from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason, compare_versions
 from anydevice._core.record import Record
+from anydevice._machine.engines.requirements import USE_ANOTHER
 from anydevice._machine.hardware import linux
 from anydevice._machine.hardware.cuda.facts import (
     CudaCard,
@@ -124,11 +125,14 @@ def _scan(
     notes: tuple[str, ...] = (),
     reason: Reason | None = None,
 ) -> BackendScan:
-    reason = reason or _old_driver(shown[0], answers.around)
+    devices = tuple(_raw_device(index, facts) for index, facts in enumerate(shown))
+    # The last driver for cards that are too old is too old itself.
+    if any(device.reason is None or device.reason.code != "card_too_old" for device in devices):
+        reason = reason or _old_driver(shown[0], answers.around)
     return BackendScan(
         "cuda",
         present=True,
-        devices=tuple(_raw_device(index, facts) for index, facts in enumerate(shown)),
+        devices=devices,
         stage="driver" if reason else None,
         reason=reason,
         notes=notes,
@@ -139,7 +143,7 @@ def _raw_device(index: int, facts: Facts) -> RawDevice:
     capability = capability_numbers(facts)
     if capability is not None and capability < OLDEST_CAPABILITY:
         text = f"compute capability {facts.compute_capability} is older than 5.0 (Maxwell)"
-        return RawDevice(index, "gpu", facts, Reason("card_too_old", text))
+        return RawDevice(index, "gpu", facts, Reason("card_too_old", text, USE_ANOTHER))
     if facts.details.get("compute_mode") == "prohibited":
         text = "its compute mode is Prohibited: no program may compute on it"
         fix = f"sudo nvidia-smi -i {facts.uuid} -c DEFAULT"

@@ -44,6 +44,9 @@ _CRASH_WITH_FLOAT64 = {(POCL, "3.0-rc2")}
 """Releases of drivers whose compiler crashes on some processors, or leaves kernels without a name,
 when it compiles for float64."""
 
+_GENERIC_CPU = "x86_64-unknown-linux-gnu-generic"
+_NEWER_POCL = "install a newer PoCL, with its loader: conda install -c conda-forge pyopencl pocl"
+
 _CPU_TYPE = 1 << 1
 _UNKNOWN_UUIDS = ("", "0" * 32, "f" * 32)
 
@@ -166,6 +169,24 @@ def float64_defect(platform: str, driver: str) -> Reason | None:
     return Reason("driver_defect", f"{text}float64 is refused there", fix)
 
 
+def unknown_processor(platform: str, driver: str, version: str) -> Reason | None:
+    """Return why PoCL compiles nothing for this processor; `None` if it may.
+
+    Before 4.0, PoCL names a processor that is newer than its compiler "generic", which that
+    compiler refuses (issue 1049 of pocl/pocl).
+
+    >>> text = "OpenCL 3.0 PoCL HSTR: pthread-x86_64-unknown-linux-gnu-generic"
+    >>> unknown_processor(POCL, "3.0-rc2", text).code
+    'driver_defect'
+    """
+    if platform != POCL or not version.endswith(_GENERIC_CPU):
+        return None
+    if compare_versions(driver, "4.0") >= 0:
+        return None
+    text = f"PoCL {driver} does not know this processor, which is newer, and cannot compile for it"
+    return Reason("driver_defect", text, _NEWER_POCL)
+
+
 def without_loader(machine: OpenCLMachine) -> BackendScan:
     """Return the scan for a machine that has no loader, with or without drivers."""
     drivers = registered_drivers(None, machine)
@@ -204,6 +225,8 @@ def _read_device(
         reason = Reason("card_unsupported", text, newer)
     elif compare_versions(version[1], OLDEST) < 0:
         reason = Reason("driver_too_old", f"OpenCL {version[1]} is older than {OLDEST}", newer)
+    else:
+        reason = unknown_processor(str(where["platform"]), device["driver"], device["version"])
     board, free = device.get("board"), device.get("free_kib")
     platform = where["platform"]
     capability = device.get("capability") or (None, None)
@@ -212,7 +235,8 @@ def _read_device(
         uuid=_uuid(device["uuid"], device["vendor_id"]),
         pci_address=_pci_address(device["pci"], device["vendor_id"], machine),
         memory_kind="host" if kind == "cpu" else "unified" if device["unified"] else "dedicated",
-        total_memory=device["memory"],
+        # PoCL counts the memory of one moment, on machines whose memory grows and shrinks.
+        total_memory=(machine.memory if kind == "cpu" else None) or device["memory"],
         usable_memory=device["memory"],
         free_memory=free if free is None else free * 1024,
         compute_capability=None if None in capability else "{}.{}".format(*capability),
@@ -278,7 +302,7 @@ def _no_platform(loader: Loader, machine: OpenCLMachine) -> BackendScan:
 
 INTEL = 0x8086
 
-GIVE_A_LOADER = 'pip install "anydevice[opencl]"'
+GIVE_A_LOADER = "pip install pyopencl"
 """Installs a loader: pyopencl's wheels have one inside."""
 
 LINK_WITH_SYSTEM = "pip install --force-reinstall --no-binary pyopencl pyopencl"

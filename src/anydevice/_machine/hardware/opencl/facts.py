@@ -53,6 +53,11 @@ class OpenCLMachine(Record):
         """Whether this is Debian or one of its descendants."""
         return linux.uses_apt(linux.distribution(self.root))
 
+    @property
+    def memory(self) -> int | None:
+        """The bytes of the machine's memory, where Linux tells them."""
+        return linux.read_table(self.file("/proc/meminfo")).get("MemTotal")
+
     def library(self, name: str) -> Path | None:
         """Return the file that the dynamic linker takes for `name`, or `None`."""
         if "/" in name:

@@ -18,6 +18,7 @@ from anydevice._core.finding import (
     compare_versions,
 )
 from anydevice._core.record import Record, replace
+from anydevice._machine.engines.requirements import USE_ANOTHER
 from anydevice._machine.hardware import linux
 from anydevice._machine.hardware.rocm import facts
 from anydevice._machine.hardware.rocm.facts import Gpu, Topology
@@ -132,7 +133,7 @@ def _devices(
 def _unfit(gpu: Gpu, machine: AmdMachine) -> Reason | None:
     old = facts.too_old(gpu.architecture)
     if old is not None:
-        return Reason("card_too_old", old)
+        return Reason("card_too_old", old, USE_ANOTHER)
     if gpu.render_minor is None:
         return None
     node = f"dev/dri/renderD{gpu.render_minor}"

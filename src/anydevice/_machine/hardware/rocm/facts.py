@@ -93,7 +93,7 @@ def too_old(architecture: str | None) -> str | None:
         return None
     return (
         f"{architecture} is older than GCN 5 (gfx900), the oldest architecture that ROCm 5 and "
-        "later carry; OpenCL may still drive this card"
+        "later carry"
     )
 
 
