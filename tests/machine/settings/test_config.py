@@ -253,7 +253,7 @@ def test_asking_whether_a_library_started_imports_nothing(monkeypatch: pytest.Mo
     monkeypatch.delitem(sys.modules, "jax._src.xla_bridge", raising=False)
     monkeypatch.delitem(sys.modules, "torch.cuda", raising=False)
     assert not library_settings.jax_started()
-    assert not library_settings.torch_cuda_started()
+    assert not library_settings.torch_started()
     assert "torch.cuda" not in sys.modules
 
 

@@ -133,12 +133,12 @@ def _architecture_not_in_build(build: Build, facts: Facts) -> Reason | None:
 _FOREIGN = (
     (
         "out_of_memory",
-        r"out of memory|OUT_OF_MEMORY|MemoryError|RESOURCE_EXHAUSTED|ALLOC_FAILED"
+        r"out of memory|OUT_OF_(DEVICE_|HOST_)?MEMORY|MemoryError|RESOURCE_EXHAUSTED|ALLOC_FAILED"
         r"|ALLOCATION_FAILURE|no memory left",
     ),
     ("hidden", r"VISIBLE_(DEVICES|CHIPS)"),
     ("version_mismatch", r"version mismatch|CUDA driver version is insufficient"),
-    ("cpu_only_build", r"not compiled with CUDA"),
+    ("cpu_only_build", r"not compiled with (CUDA|XPU)"),
     (
         "cuda_library_missing",
         r"lib(cuda|cudart|cublas|cublasLt|cudnn|cusparse|cufft|nvrtc|nvJitLink)[\w.-]*"
@@ -186,7 +186,7 @@ class Requirement(Record):
     `runtime` is the major release of CUDA or ROCm it was made for, `oldest_card` the oldest
     compute capability it carries, `newest_python` the last Python it was published for, and
     `since` the first release of the library that knows this requirement. `in_extra` marks what
-    `anydevice[backend]` installs.
+    `anydevice[backend]` installs, `index` is an index of packages other than the default one.
     """
 
     spec: str
@@ -197,8 +197,10 @@ class Requirement(Record):
     newest_python: tuple[int, int] | None = None
     since: str | None = None
     in_extra: bool = False
+    index: str | None = None
 
 
+XPU_INDEX = "https://download.pytorch.org/whl/xpu"  # the default index has no such builds
 _LINUX, _WINDOWS, _MAC = ("Linux",), ("Windows",), ("macOS",)
 _X86, _ARM = ("x86-64",), ("arm64",)
 
@@ -227,6 +229,7 @@ REQUIREMENTS: dict[tuple[str, str], tuple[Requirement, ...]] = {
     ),
     ("mlx", "metal"): (Requirement("mlx", _MAC, _ARM, in_extra=True),),
     ("torch", "metal"): (Requirement("torch", _MAC, _ARM),),
+    ("torch", "xpu"): (Requirement("torch", (*_LINUX, *_WINDOWS), _X86, index=XPU_INDEX),),
     ("opencl", "opencl"): (Requirement("pyopencl", in_extra=True),),
     ("jax", "tpu"): (Requirement("jax[tpu]", _LINUX, _X86, in_extra=True),),
     ("numpy", "cpu"): (Requirement("numpy"),),
@@ -280,6 +283,7 @@ def command_for(
     if is_torch:
         # These fit one release of torch only, so they have to change with it.
         words += [name for name in ("torchvision", "torchaudio") if name in distributions()]
+    words += ["--index-url", row.index] if row.index else []
     return removal + " ".join(words)
 
 
