@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -247,6 +248,15 @@ def test_what_is_read_once_comes_too_late_after_the_import(
         anydevice.configure(env=None)
     assert os.environ[variable] == ""
     assert "PYOPENCL_CTX" not in os.environ
+
+
+def test_a_gpu_of_intel_s_that_has_started_keeps_its_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = SimpleNamespace(is_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch.xpu", started)
+    with pytest.warns(UserWarning, match="ZE_AFFINITY_MASK was set too late: torch has already"):
+        anydevice.configure(env={"ZE_AFFINITY_MASK": "0"})
+    started.is_initialized = lambda: False
+    anydevice.configure(env=None)
 
 
 def test_asking_whether_a_library_started_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

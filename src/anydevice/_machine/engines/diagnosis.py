@@ -1,8 +1,8 @@
 """Why an installed library cannot drive a device, and the command that fixes it here.
 
-Every command takes packages by name from the default index. What the index holds decides: its
-PyTorch for Linux carries CUDA, that for Windows does not; which CUDA, and for which cards, depends
-on the release. The rows of `REQUIREMENTS` say so, the newest first.
+Every command takes packages by name, from the default index unless a row names another. What it
+holds decides: its PyTorch for Linux carries CUDA, that for Windows does not; which CUDA, and for
+which cards, depends on the release. The rows of `REQUIREMENTS` say so, the newest first.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def _notes(devices: tuple[RawDevice, ...], machine: IntelMachine) -> Iterator[st
     for variable in (_MASK, "ONEAPI_DEVICE_SELECTOR"):
         if machine.environment.get(variable):
             yield f"{variable}={machine.environment[variable]} chooses among the GPUs"
-    for facts in (device.facts for device in devices):
+    for facts in (device.facts for device in devices if device.reason is None):
         if facts.memory_kind == "dedicated" and facts.details["mappable_memory"] == 256 * 2**20:
             text = "only 256 MiB of its memory can be mapped at a time"
             yield f"{facts.name}: {text} (fix: switch on Resizable BAR in the firmware)"

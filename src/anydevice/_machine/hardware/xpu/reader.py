@@ -17,7 +17,7 @@ def begin(root: Path = Path("/")) -> Callable[[float], BackendScan]:
     cards = linux.cards(linux.INTEL, root)
     loader = "ze_loader.dll" if sys.platform == "win32" else "libze_loader.so.1"
     system = os.environ.get("SYSTEMROOT", "C:/Windows")
-    if not (cards or any(map(os.path.exists, (root / "dev/dxg", f"{system}/System32/{loader}")))):
+    if not (cards or any(map(os.path.exists, (f"{root}/dev/dxg", f"{system}/System32/{loader}")))):
         text = "no Intel GPU that Level Zero may drive"
         return lambda limit: BackendScan.stopped("xpu", "no_hardware", text, present=False)
     question = start("level_zero", {"libraries": [loader]})
