@@ -400,6 +400,7 @@ class Site:
         cuda: str | None = None,
         hip: str | None = None,
         library: bytes | None = None,
+        xpu: str | None = None,
     ) -> Path:
         """PyTorch: its version file, and its library with the architectures somewhere inside."""
         folder = self.package("torch", version.partition("+")[0])
@@ -408,6 +409,7 @@ class Site:
             "__all__ = ['__version__', 'debug', 'cuda', 'git_version', 'hip']\n"
             f"__version__ = {version!r}\ndebug = False\n"
             f"cuda: Optional[str] = {cuda!r}\ngit_version = '0'\nhip: Optional[str] = {hip!r}\n"
+            f"xpu: Optional[str] = {xpu!r}\n"
         )
         (folder / "lib").mkdir()
         if library is not None:

@@ -48,6 +48,7 @@ def fake_machine(
     cuda: Cards = 0,
     rocm: Cards = 0,
     metal: Cards = 0,
+    xpu: Cards = 0,
     tpu: Cards = 0,
     opencl: Cards = 0,
     memory: int | str = "16GiB",
@@ -78,7 +79,7 @@ def fake_machine(
     `set_device`. Settings made in the block are undone after it. `keep_settings=True` keeps
     variables and files.
     """
-    counts = {"cuda": cuda, "rocm": rocm, "metal": metal, "tpu": tpu, "opencl": opencl}
+    counts = {"cuda": cuda, "rocm": rocm, "metal": metal, "xpu": xpu, "tpu": tpu, "opencl": opencl}
     made = {
         backend: fake_backend(backend, cards, memory=memory, free=free, engines=engines)
         for backend, cards in counts.items()

@@ -74,7 +74,7 @@ def test_every_known_fact_is_readable(anydevice: Anydevice) -> None:
         "same card as": "opencl:0",
     }
     assert "  note on cuda: ECC is on\n" in out
-    assert "– metal, tpu: not in this machine\n" in out
+    assert "– metal, xpu, tpu: not in this machine\n" in out
     assert out.endswith("\nRecommended: cuda\n")
 
 

@@ -50,7 +50,7 @@ def test_the_first_minute(anydevice: Anydevice) -> None:
         r"             jax \S+ has no CUDA plugin",
         r"           fix: pip install .+",
         r"✓ cpu      .+, \d+ cores?   [\d.]+ \wiB, [\d.]+( \w+)? free   numpy \d+\.\d+, torch .+",
-        r"– rocm, metal, tpu, opencl",
+        r"– rocm, metal, xpu, tpu, opencl",
         r"",
         r'Chosen: cpu, because cuda:0 stopped at "library"',
         r"One command away from the RTX 4070\. Then: anydevice doctor",

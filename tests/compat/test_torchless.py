@@ -140,7 +140,7 @@ def test_without_the_room_the_error_says_what_each_has() -> None:
 def test_every_backend_is_discovered_in_order_usable_or_not() -> None:
     with machine_of(metal=1, engines=("numpy",)):
         found = discover_backends()
-    assert [f.backend for f in found] == ["cuda", "rocm", "metal", "tpu", "opencl", "cpu"]
+    assert [f.backend for f in found] == ["cuda", "rocm", "metal", "xpu", "tpu", "opencl", "cpu"]
     assert [f.backend for f in found if f.usable] == ["metal", "cpu"]
 
 
@@ -162,9 +162,9 @@ def test_the_summary_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> None
 def test_every_backend_and_every_library_has_an_install_switch() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
     extras = project["project"]["optional-dependencies"]
-    assert {"cuda", "rocm", "metal", "opencl", "tpu"} <= set(extras)
+    assert {"cuda", "rocm", "metal", "xpu", "opencl", "tpu"} <= set(extras)
     assert {"torch", "jax", "mlx", "cupy", "opencl"} <= set(extras)
-    assert all(extras[backend] for backend in ("cuda", "rocm", "metal", "opencl", "tpu"))
+    assert all(extras[backend] for backend in ("cuda", "rocm", "metal", "xpu", "opencl", "tpu"))
 
 
 # --- T7: the transfer ---------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_every_driver_at_fault_at_once(faulty, body: str, word: str) -> None:  #
         assert word in finding.reason
     assert "cuInit" in str(report["cuda"].reason)
     assert report["cpu"].usable
-    for backend in ("rocm", "metal", "tpu"):
+    for backend in ("rocm", "metal", "xpu", "tpu"):
         assert not report[backend].present
     with pytest.warns(UserWarning, match="using cpu: cuda stopped at driver"):
         assert str(anydevice.device()) == "cpu"

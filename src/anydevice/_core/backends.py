@@ -69,6 +69,20 @@ BACKENDS: dict[str, Backend] = {
             requires="Apple Silicon, or an Intel Mac with a discrete GPU",
         ),
         Backend(
+            name="xpu",
+            label="XPU",
+            kind="gpu",
+            vendor="Intel",
+            platforms=("Linux", "Windows"),
+            engines=("torch",),
+            tier="untested",
+            tier_note="developed from documentation, without hardware",
+            blas="oneMKL, oneDNN",
+            runtime_compiler="SYCL, Triton",
+            best_for="Intel's Arc and Data Center GPUs",
+            requires="an Xe GPU, Level Zero 1.8 or newer; on Linux, the driver i915 or xe",
+        ),
+        Backend(
             name="tpu",
             label="TPU",
             kind="tpu",
@@ -120,12 +134,13 @@ SAID_ELSEWHERE = {
     "amd": "rocm",
     "amdgpu": "rocm",
     "nvidia": "cuda",
+    "intel": "xpu",
     "cl": "opencl",
     "host": "cpu",
 }
 """Other names of the backends, only for "did you mean"."""
 
-NOT_YET = {"xpu": "Intel GPUs", "hpu": "Intel Gaudi accelerators"}
+NOT_YET = {"hpu": "Intel Gaudi accelerators"}
 """Backends of PyTorch that anydevice does not support yet."""
 
 AUTO = "auto"

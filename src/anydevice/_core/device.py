@@ -30,7 +30,7 @@ class Device:
     """
 
     backend: str
-    """The kind of hardware: `cpu cuda rocm metal opencl tpu`, or one that a probe added."""
+    """The kind of hardware: `cpu cuda rocm metal xpu opencl tpu`, or one that a probe added."""
     index: int
     """The device's number among the devices of its backend that this process sees."""
     engine_asked: str | None

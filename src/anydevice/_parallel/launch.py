@@ -121,8 +121,8 @@ def unsafe_to_fork() -> str | None:
         return "only Linux tells how many threads there are"
     if threading.active_count() > 1:
         return "another thread of Python is running"
-    if is_loaded("torch") and part("torch", "mesh").has_started_cuda():
-        return "PyTorch has started CUDA"
+    if is_loaded("torch") and part("torch", "mesh").has_started_gpu():
+        return "PyTorch has started a GPU"
     # OpenBLAS, which comes with NumPy, ends its waiting threads before a fork by itself.
     with suppress(OSError):
         for path in set(re.findall(r"/\S*openblas\S*", Path("/proc/self/maps").read_text())):

@@ -18,7 +18,7 @@ from anydevice.cli.printing import Output, error_in_json, problem_of
 EXAMPLE = "anydevice devices --json"
 
 _LABELS = 20
-_RUNTIMES = {"cuda": "CUDA", "rocm": "ROCm", "opencl": "OpenCL", "metal": "Metal"}
+_RUNTIMES = {name: row.label for name, row in BACKENDS.items()} | {"xpu": "Level Zero"}
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

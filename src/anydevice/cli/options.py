@@ -82,7 +82,7 @@ def check_place(devices: Sequence[str] | None, engine: str | None) -> None:
     >>> check_place(["cpu", "quantum"], "torch")
     Traceback (most recent call last):
     anydevice.errors.ConfigurationError: --device: there is no backend 'quantum'; \
-the backends are cuda, rocm, metal, tpu, opencl, cpu
+the backends are cuda, rocm, metal, xpu, tpu, opencl, cpu
     """
     from anydevice._machine.settings.config import check_engine, check_wish
 

@@ -26,9 +26,9 @@ CPU = Device("cpu")
 
 
 class Card:
-    """What PyTorch's module for CUDA would do on a card of 100 GiB."""
+    """What PyTorch's module for CUDA, or for Intel's GPUs, would do on a card of 100 GiB."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, *, started: bool) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, *, started: bool, backend: str = "cuda") -> None:
         self.started = started
         self.share = 1.0
         self.emptied = 0
@@ -47,7 +47,8 @@ class Card:
             "device": lambda device: torch.no_grad(),
             "empty_cache": lambda: setattr(self, "emptied", self.emptied + 1),
         }.items():
-            patch.setattr(torch.cuda, name, stand_in, raising=False)  # old ones lack some
+            module = getattr(torch, backend)
+            patch.setattr(module, name, stand_in, raising=False)  # old ones lack some
 
     def start(self) -> None:
         self.started = True
@@ -62,39 +63,46 @@ def torch_engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
     engine = registry.load("torch")
     kinds = {"cuda": torch.device("cuda", 0), "metal": torch.device("mps")}
+    kinds["xpu"] = torch.device("xpu", 0)
     monkeypatch.setattr(type(engine), "native", lambda self, device: kinds[device.backend])
     monkeypatch.setattr(facet, "_limits", {})
     monkeypatch.setattr(facet, "_shares_before", {})
     return engine
 
 
-def test_memory_of_a_card(torch_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    card = Card(monkeypatch, started=True)
-    memory = torch_engine.memory
-    assert memory.use(CARD) == MemoryUse(in_use=5, reserved=8, peak=9)
-    memory.reset_peak(CARD)
-    assert memory.set_limit(CARD, 60 * GIB) is None
-    assert memory.use(CARD) == MemoryUse(in_use=5, reserved=8, peak=5, limit=60 * GIB)
+@pytest.mark.parametrize("backend", ["cuda", "xpu"])
+def test_memory_of_a_card(
+    torch_engine: Engine, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    card = Card(monkeypatch, started=True, backend=backend)
+    place, memory = Device(backend), torch_engine.memory
+    assert memory.use(place) == MemoryUse(in_use=5, reserved=8, peak=9)
+    memory.reset_peak(place)
+    assert memory.set_limit(place, 60 * GIB) is None
+    assert memory.use(place) == MemoryUse(in_use=5, reserved=8, peak=5, limit=60 * GIB)
     assert card.share == pytest.approx(0.6)
-    memory.set_limit(CARD, 600 * GIB)
+    memory.set_limit(place, 600 * GIB)
     assert card.share == 1.0
-    memory.set_limit(CARD, 10 * GIB)
-    memory.set_limit(CARD, None)
-    assert (card.share, memory.use(CARD)) == (1.0, MemoryUse(5, 8, 5))
-    memory.release(CARD)
+    memory.set_limit(place, 10 * GIB)
+    memory.set_limit(place, None)
+    assert (card.share, memory.use(place)) == (1.0, MemoryUse(5, 8, 5))
+    memory.release(place)
     assert card.emptied == 1
 
 
-def test_a_limit_starts_no_card(torch_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    card = Card(monkeypatch, started=False)
-    memory = torch_engine.memory
-    assert memory.set_limit(CARD, None) is None
+@pytest.mark.parametrize("backend", ["cuda", "xpu"])
+def test_a_limit_starts_no_card(
+    torch_engine: Engine, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    card = Card(monkeypatch, started=False, backend=backend)
+    place, memory = Device(backend), torch_engine.memory
+    assert memory.set_limit(place, None) is None
     assert card.waiting == []
-    memory.set_limit(CARD, 60 * GIB)
-    memory.set_limit(CARD, 75 * GIB)
-    memory.release(CARD)
-    memory.reset_peak(CARD)
-    assert memory.use(CARD) == MemoryUse(0, 0, 0, 75 * GIB)
+    memory.set_limit(place, 60 * GIB)
+    memory.set_limit(place, 75 * GIB)
+    memory.release(place)
+    memory.reset_peak(place)
+    assert memory.use(place) == MemoryUse(0, 0, 0, 75 * GIB)
     assert (card.share, card.emptied, card.peak) == (1.0, 0, 9)
     card.start()
     assert card.share == pytest.approx(0.75)
@@ -148,6 +156,7 @@ def test_memory_of_metal(torch_engine: Engine, monkeypatch: pytest.MonkeyPatch) 
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
         ("CUDA driver error: out of memory", True),
         ("HIP out of memory. Tried to allocate 2.00 GiB", True),
+        ("level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", True),
         ("Triton Error [CUDA]: out of memory", True),
         ("Invalid buffer size: 20.00 GiB", True),
         ("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: not enough memory: you", True),

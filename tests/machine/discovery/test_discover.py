@@ -44,8 +44,8 @@ def scan(*facts: Facts, backend: str = "cuda", **more: object) -> BackendScan:
 
 def test_a_report_has_a_finding_for_every_backend() -> None:
     report = anydevice.discover()
-    assert [f.backend for f in report] == ["cuda", "rocm", "metal", "tpu", "opencl", "cpu"]
-    assert len(report) == 6
+    assert [f.backend for f in report] == ["cuda", "rocm", "metal", "xpu", "tpu", "opencl", "cpu"]
+    assert len(report) == 7
     assert "cuda" in report
     assert "nope" not in report
     assert report["cpu"].usable

@@ -324,6 +324,14 @@ def test_what_is_tied_to_torch_changes_with_it(site) -> None:
     assert told("cuda", nvidia(), LINUX) == command
 
 
+def test_what_is_tied_to_torch_comes_from_the_same_index(site) -> None:
+    site.torch("2.13.0", cuda="13.0")
+    site.distribution("torchvision", "0.28.0")
+    index = "--index-url https://download.pytorch.org/whl/xpu"
+    command = f"pip install --force-reinstall torch torchvision {index}"
+    assert told("xpu", Facts("Arc"), LINUX) == command
+
+
 def test_an_installed_library_goes_before_another(site) -> None:
     install_jax(site)
     assert told("cuda", nvidia("13.0"), LINUX) == 'pip install "jax[cuda13]"'
@@ -385,6 +393,7 @@ def test_an_amd_card_and_a_cuda_build_of_torch(site) -> None:
         ("metal", MAC, "pip install mlx"),
         ("opencl", WINDOWS, "pip install pyopencl"),
         ("tpu", LINUX, 'pip install "jax[tpu]"'),
+        ("xpu", WINDOWS, "pip install torch --index-url https://download.pytorch.org/whl/xpu"),
         (
             "metal",
             Platform("macOS", "x86-64", (3, 12)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -249,11 +250,20 @@ def test_what_is_read_once_comes_too_late_after_the_import(
     assert "PYOPENCL_CTX" not in os.environ
 
 
+def test_a_gpu_of_intel_s_that_has_started_keeps_its_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = SimpleNamespace(is_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch.xpu", started)
+    with pytest.warns(UserWarning, match="ZE_AFFINITY_MASK was set too late: torch has already"):
+        anydevice.configure(env={"ZE_AFFINITY_MASK": "0"})
+    started.is_initialized = lambda: False
+    anydevice.configure(env=None)
+
+
 def test_asking_whether_a_library_started_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "jax._src.xla_bridge", raising=False)
     monkeypatch.delitem(sys.modules, "torch.cuda", raising=False)
     assert not library_settings.jax_started()
-    assert not library_settings.torch_cuda_started()
+    assert not library_settings.torch_started()
     assert "torch.cuda" not in sys.modules
 
 

@@ -1,4 +1,4 @@
-"""The PyTorch engine: CUDA, ROCm (as "cuda"), Metal (as "mps") and the CPU."""
+"""The PyTorch engine: CUDA, ROCm (as "cuda"), Metal (as "mps"), Intel's GPUs and the CPU."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ from anydevice._machine.engines.registry import BUILT_IN
 
 _LACKS = BUILT_IN["torch"].lacks
 _GPU = "rocm" if torch.version.hip else "cuda"
-_TYPES = {"cpu": "cpu", _GPU: "cuda", "metal": "mps"}
+_TYPES = {"cpu": "cpu", _GPU: "cuda", "metal": "mps", "xpu": "xpu"}
 _BACKENDS = {kind: backend for backend, kind in _TYPES.items()}
+MODULES: dict[str, Any] = {"cuda": torch.cuda, "xpu": torch.xpu}
+"""PyTorch's modules for cards, which have the same names: streams, memory and random numbers."""
 _WAIT: dict[str, Callable[[torch.device], None]] = {
     "cpu": lambda device: None,
     "cuda": torch.cuda.synchronize,
     "mps": lambda device: torch.mps.synchronize(),
+    "xpu": torch.xpu.synchronize,
 }
-_FINISH: dict[str, Callable[[torch.device], None]] = {
-    "cuda": lambda device: torch.cuda.current_stream(device).synchronize(),
-    "mps": lambda device: torch.mps.synchronize(),
+_FINISH = _WAIT | {
+    kind: lambda device: MODULES[device.type].current_stream(device).synchronize()
+    for kind in MODULES
 }
 _NO_DATA = Absent(
     "a tensor on the meta device has a shape and no data",
     instead="make memory for its module with module.to_empty(device=…) and load its weights into "
     "it, or make the module on a device that has data",
 )
-_MISSING = {"metal": ("float64", "complex128")}
+_DOUBLE = ("float64", "complex128")
 
 NATIVE: dict[DType, torch.dtype] = {
     row: getattr(torch, row.name)
@@ -55,7 +58,7 @@ _BY_NUMPY = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torc
 """The dtypes that PyTorch and NumPy share; the others pass as integers of the same size."""
 _AS_BITS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 _natives: dict[Device, torch.device] = {}
-_idle_streams: dict[torch.device, torch.cuda.Stream] = {}
+_idle_streams: dict[torch.device, Any] = {}
 
 
 class TorchEngine(BaseEngine):
@@ -69,7 +72,8 @@ class TorchEngine(BaseEngine):
     def devices(self) -> tuple[Device, ...]:
         cards = tuple(Device(_GPU, index) for index in range(torch.cuda.device_count()))
         metal = (Device("metal"),) if torch.backends.mps.is_available() else ()
-        return (*cards, *metal, Device("cpu"))
+        intel = (Device("xpu", index) for index in range(torch.xpu.device_count()))
+        return (*cards, *metal, *intel, Device("cpu"))
 
     def native(self, device: Device) -> torch.device:
         known = _natives.get(device)
@@ -77,7 +81,7 @@ class TorchEngine(BaseEngine):
             if device not in self.devices():
                 raise self.not_seen(device)
             kind = _TYPES[device.backend]
-            known = torch.device(kind, device.index) if kind == "cuda" else torch.device(kind)
+            known = torch.device(kind, device.index) if kind in MODULES else torch.device(kind)
             _natives[device] = known
         return known
 
@@ -129,25 +133,26 @@ class TorchEngine(BaseEngine):
         target = self.native(device)
         if dtype not in NATIVE:
             raise lacking("PyTorch", dtype)
+        module = MODULES.get(target.type)
         try:
-            if target.type != "cuda":
+            if module is None:
                 return torch.empty(shape, dtype=NATIVE[dtype], device=target)
         except TypeError as error:  # Metal has fewer dtypes than the CPU
             raise lacking(f"PyTorch on {device}", dtype) from error
         # PyTorch reuses memory freed on a stream for that stream, before the work there has ended.
         # For a stream without work, it waits for the streams that were recorded.
         if target not in _idle_streams:
-            _idle_streams[target] = torch.cuda.Stream(target)
-        with torch.cuda.stream(_idle_streams[target]):
+            _idle_streams[target] = module.Stream(target)
+        with module.stream(_idle_streams[target]):
             made = torch.empty(shape, dtype=NATIVE[dtype], device=target)
-        made.record_stream(torch.cuda.current_stream(target))
+        made.record_stream(module.current_stream(target))
         return made
 
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Tensor:
         target = self.native(device)
         host = narrowed(
             x,
-            _MISSING.get(device.backend, ()),
+            _lacking_dtypes(target),
             why=_LACKS["float64"].what,
             remedy="keep it on the CPU",
             narrow=narrow,
@@ -209,8 +214,8 @@ class TorchEngine(BaseEngine):
 
     def receive(self, arrays: Sequence[Tensor]) -> None:
         for x in arrays:
-            if x.is_cuda:
-                x.record_stream(torch.cuda.current_stream(x.device))
+            if x.device.type in MODULES:
+                x.record_stream(MODULES[x.device.type].current_stream(x.device))
 
     def synchronize(self, device: Device) -> None:
         target = self.native(device)
@@ -240,6 +245,14 @@ class TorchEngine(BaseEngine):
         plain_layout = x.layout == torch.strided and not x.is_conj() and not x.is_neg()
         of_tensors = hasattr(x, "__tensor_flatten__")
         return plain_layout and not of_tensors and not self.is_traced(x)
+
+
+@cache
+def _lacking_dtypes(native: torch.device) -> tuple[str, ...]:
+    """Return the dtypes that a device cannot compute in: Metal, and Arc cards of the A series."""
+    if native.type == "xpu" and torch.xpu.get_device_properties(native).has_fp64:
+        return ()
+    return _DOUBLE if native.type in ("mps", "xpu") else ()
 
 
 @cache

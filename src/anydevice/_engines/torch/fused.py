@@ -440,7 +440,7 @@ def _alike(lists: Sequence[Arrays]) -> bool:
     kind, device = first.dtype, first.device
     return (
         kind.is_floating_point
-        and device.type in ("cpu", "cuda", "mps")
+        and device.type in ("cpu", "cuda", "mps", "xpu")
         and all(x.dtype == kind and x.device == device for arrays in lists for x in arrays)
         and not (torch.is_grad_enabled() and any(x.requires_grad for y in lists for x in y))
     )

@@ -11,7 +11,7 @@ import torch
 from anydevice._core.device import Device
 from anydevice._core.engine import Memory, MemoryUse
 from anydevice._engines.base import BaseMemory
-from anydevice._engines.torch.arrays import ENGINE
+from anydevice._engines.torch.arrays import ENGINE, MODULES
 
 _OUT_OF_MEMORY: type[BaseException] = getattr(
     torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError
@@ -21,6 +21,7 @@ _SAID = re.compile(
     r"|^std::bad_alloc$"  # of the host, for anything but a tensor
     r"|^Storage size calculation overflowed"  # more than any machine could have
     r"|\b(?:CUDA|HIP|XPU|MPS backend)(?: driver)?(?: error:)? out of memory\b"
+    r"|\bUR_RESULT_ERROR_OUT_OF_(?:DEVICE|HOST)_MEMORY\b"  # of SYCL's runtime
     r"|^Triton Error \[\w+\]: out of memory"
     r"|^Invalid buffer size: [\d.]+ "  # Metal, for more at once than it gives out
     r"|\b[A-Z]+(?:_STATUS)?_ALLOC_FAILED\b|\bmiopenStatusAllocFailed\b",  # of their libraries
@@ -37,14 +38,14 @@ class TorchMemory(BaseMemory):
     def use(self, device: Device) -> MemoryUse | None:
         """Return the bytes of a GPU's allocator, without starting it; `None` for the CPU."""
         target = ENGINE.native(device)
-        limit = _limits.get(device)
-        if target.type == "cuda":
-            if not torch.cuda.is_initialized():
+        limit, module = _limits.get(device), MODULES.get(target.type)
+        if module:
+            if not module.is_initialized():
                 return MemoryUse(0, 0, 0, limit)
             return MemoryUse(
-                in_use=torch.cuda.memory_allocated(target),
-                reserved=torch.cuda.memory_reserved(target),
-                peak=torch.cuda.max_memory_allocated(target),
+                in_use=module.memory_allocated(target),
+                reserved=module.memory_reserved(target),
+                peak=module.max_memory_allocated(target),
                 limit=limit,
             )
         if target.type == "mps":
@@ -54,8 +55,9 @@ class TorchMemory(BaseMemory):
 
     def reset_peak(self, device: Device) -> None:
         target = ENGINE.native(device)
-        if target.type == "cuda" and torch.cuda.is_initialized():
-            torch.cuda.reset_peak_memory_stats(target)
+        module = MODULES.get(target.type)
+        if module and module.is_initialized():
+            module.reset_peak_memory_stats(target)
 
     def set_limit(self, device: Device, limit: int | None) -> str | None:
         """Limit what PyTorch may hold of a GPU, with its cache.
@@ -83,15 +85,16 @@ class TorchMemory(BaseMemory):
                 share = min(2.0, limit / torch.mps.recommended_max_memory())
             torch.mps.set_per_process_memory_fraction(share)
         else:
-            # At once where CUDA has started; else when it does, with what is the limit then.
-            torch.cuda._lazy_call(lambda: _limit_card(device, target))
+            # At once where the GPU has started; else when it does, with what is the limit then.
+            MODULES[target.type]._lazy_call(lambda: _limit_card(device, target))
         return None
 
     def release(self, device: Device) -> None:
         target = ENGINE.native(device)
-        if target.type == "cuda" and torch.cuda.is_initialized():
-            with torch.cuda.device(target):
-                torch.cuda.empty_cache()
+        module = MODULES.get(target.type)
+        if module and module.is_initialized():
+            with module.device(target):
+                module.empty_cache()
         elif target.type == "mps":
             torch.mps.empty_cache()
 
@@ -106,16 +109,16 @@ class TorchMemory(BaseMemory):
 
 
 def _limit_card(device: Device, target: Any) -> None:
-    limit = _limits.get(device)
+    limit, module = _limits.get(device), MODULES[target.type]
     if limit is None:
         share = _shares_before.pop(device, None)
     else:
         if device not in _shares_before:  # old releases do not tell the share
-            ask = getattr(torch.cuda, "get_per_process_memory_fraction", lambda target: 1.0)
+            ask = getattr(module, "get_per_process_memory_fraction", lambda target: 1.0)
             _shares_before[device] = float(ask(target))
-        share = min(1.0, limit / torch.cuda.get_device_properties(target).total_memory)
+        share = min(1.0, limit / module.get_device_properties(target).total_memory)
     if share is not None:  # a limit that was lifted before the GPU started has changed nothing
-        torch.cuda.set_per_process_memory_fraction(share, target)
+        module.set_per_process_memory_fraction(share, target)
 
 
 MEMORY: Memory = TorchMemory(ENGINE)

@@ -69,7 +69,7 @@ class Group(HostExchange):
         return wait
 
     def every(self, numbers: Any) -> Any:
-        device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+        device = {"nccl": "cuda", "xccl": "xpu"}.get(distributed.get_backend(), "cpu")
         own = torch.from_numpy(np.array(numbers)).to(device)
         rows = own.new_empty((self.size, *own.shape))
         _all_gather(rows.view(-1, *own.shape[1:]), own)
@@ -106,6 +106,9 @@ def join(launched: Launched, device: Device) -> Group:
         backend = (
             "nccl" if (launched.here or launched.size) <= torch.cuda.device_count() else "gloo"
         )
+    elif device.backend == "xpu" and distributed.is_xccl_available():
+        torch.xpu.set_device(device.index)
+        backend = "xccl"
     if launched.is_local:
         for _, name in socket.if_nameindex():
             if name.startswith("lo"):
@@ -441,9 +444,9 @@ def _make_grid(kind: str, sizes: tuple[int, int], world: Any) -> Any:
     return init_device_mesh(kind, sizes, mesh_dim_names=("replicate", "shard"))
 
 
-def has_started_cuda() -> bool:
-    """Whether PyTorch has started CUDA in this process."""
-    return bool(torch.cuda.is_initialized())
+def has_started_gpu() -> bool:
+    """Whether PyTorch has started CUDA or SYCL in this process."""
+    return bool(torch.cuda.is_initialized() or torch.xpu.is_initialized())
 
 
 def set_threads(count: int) -> None:

@@ -81,7 +81,8 @@ def _accelerator(device: Device) -> tuple[ModuleType, tuple[int, ...]] | None:
         return None
     if registry.load("torch").native(device).type == "cpu":  # it stands for a fake device
         return None
-    return (torch.mps, ()) if device.backend == "metal" else (torch.cuda, (device.index,))
+    module = {"metal": torch.mps, "xpu": torch.xpu}.get(device.backend, torch.cuda)
+    return module, () if device.backend == "metal" else (device.index,)
 
 
 def _generators(loader: object) -> list[Any]:

@@ -141,12 +141,12 @@ def _architecture_not_in_build(build: Build, facts: Facts) -> Reason | None:
 _FOREIGN = (
     (
         "out_of_memory",
-        r"out of memory|OUT_OF_MEMORY|MemoryError|RESOURCE_EXHAUSTED|ALLOC_FAILED"
+        r"out of memory|OUT_OF_(DEVICE_|HOST_)?MEMORY|MemoryError|RESOURCE_EXHAUSTED|ALLOC_FAILED"
         r"|ALLOCATION_FAILURE|no memory left",
     ),
     ("hidden", r"VISIBLE_(DEVICES|CHIPS)"),
     ("version_mismatch", r"version mismatch|CUDA driver version is insufficient"),
-    ("cpu_only_build", r"not compiled with CUDA"),
+    ("cpu_only_build", r"not compiled with (CUDA|XPU)"),
     (
         "cuda_library_missing",
         r"lib(cuda|cudart|cublas|cublasLt|cudnn|cusparse|cufft|nvrtc|nvJitLink)[\w.-]*"

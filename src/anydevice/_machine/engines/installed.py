@@ -142,7 +142,7 @@ _REACH = 1024
 
 
 def read_version(folder: Path) -> dict[str, str] | None:
-    """Return the texts in `torch/version.py`, "cuda" and "hip" only if built in; or `None`."""
+    """Return the texts in `torch/version.py`, those of runtimes only if built in; or `None`."""
     try:
         module = ast.parse((folder / "version.py").read_text("utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -256,6 +256,8 @@ def _torch(build: Build, names: Mapping[str, str]) -> Build:
         runtimes["rocm"] = written["hip"]
     elif written.get("cuda"):
         runtimes["cuda"] = written["cuda"]
+    elif written.get("xpu"):
+        runtimes["xpu"] = written["xpu"]
     if (build.folder / "lib" / "libtorch_python.dylib").exists():
         runtimes["metal"] = ""
     return replace(build, version=written["__version__"], runtimes=runtimes)

@@ -270,10 +270,10 @@ def jax_started() -> bool:
     return bridge is not None and bool(bridge.backends_are_initialized())
 
 
-def torch_cuda_started() -> bool:
-    """Whether torch has started CUDA in this process; asks only what is imported already."""
-    torch_cuda = loaded_library("torch.cuda")
-    return torch_cuda is not None and bool(torch_cuda.is_initialized())
+def torch_started() -> bool:
+    """Whether torch has started a GPU in this process; asks only what is imported already."""
+    modules = (loaded_library("torch.cuda"), loaded_library("torch.xpu"))
+    return any(module is not None and module.is_initialized() for module in modules)
 
 
 def virtual_cpus() -> int:
@@ -291,7 +291,7 @@ def virtual_cpus() -> int:
 
 _READ_AT_START: tuple[tuple[tuple[str, ...], Callable[[], bool], str], ...] = (
     (("XLA_", "JAX_", "TF_GPU", "LIBTPU"), jax_started, "JAX"),
-    (("CUDA_VISIBLE", "CUDA_DEVICE_ORDER", "PYTORCH_"), torch_cuda_started, "torch"),
+    (("CUDA_VISIBLE", "CUDA_DEVICE_ORDER", "PYTORCH_", "ZE_", "ONEAPI_"), torch_started, "torch"),
     (("CUDA_VISIBLE", "CUDA_DEVICE_ORDER"), jax_started, "JAX"),
 )
 

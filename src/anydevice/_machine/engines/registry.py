@@ -86,10 +86,12 @@ BUILT_IN: dict[str, EngineRow] = {
             module="torch",
             target="anydevice._engines.torch.arrays:ENGINE",
             libraries=("torch",),
-            backends=("cuda", "rocm", "metal", "cpu"),
+            backends=("cuda", "rocm", "metal", "xpu", "cpu"),
             kernels="anydevice._engines.torch.triton.fused",
             kernel_backends=("cuda", "rocm"),
-            lacks=_lacks(float64=("PyTorch has no float64 on Metal", "use float32, or the CPU")),
+            lacks=_lacks(
+                float64=("PyTorch has no float64 on Metal and Arc A", "use float32, or the CPU")
+            ),
         ),
         EngineRow(
             name="jax",

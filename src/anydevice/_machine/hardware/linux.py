@@ -18,6 +18,7 @@ from anydevice._core.record import Record
 
 NVIDIA = 0x10DE
 AMD = 0x1002
+INTEL = 0x8086
 
 DEVICES = "sys/bus/pci/devices"
 """The folder, below the root, that has one folder a device of the PCI bus."""
@@ -164,16 +165,17 @@ def cards(vendor: int, root: Path = Path("/")) -> tuple[str, ...]:
     """Return the PCI addresses of a vendor's cards, such as "0000:00:06.0", sorted.
 
     A card counts by its class: a display controller (3D controllers are among them) or a
-    processing accelerator; a card's audio function does not. Empty where the machine has no such
-    card, and where the system has no `sys/bus/pci/devices` under `root`.
+    processing accelerator, if it is not Intel's, which is no GPU; a card's audio function does not.
+    Empty where the machine has none, or `root` has no `sys/bus/pci/devices`.
     """
     addresses = []
+    classes = (_DISPLAY,) if vendor == INTEL else (_DISPLAY, _PROCESSING_ACCELERATOR)
     for name in sorted(names_in(root / DEVICES)):
         entry = root / DEVICES / name
         with suppress(OSError, ValueError):  # it may be unplugged after the listing
             if int((entry / "vendor").read_text(), 16) == vendor:
                 device_class = int((entry / "class").read_text(), 16) >> 16
-                if device_class in (_DISPLAY, _PROCESSING_ACCELERATOR):
+                if device_class in classes:
                     addresses.append(name)
     return tuple(addresses)
 

@@ -100,12 +100,12 @@ def _look(backend: str, limit: float) -> BackendScan:
 
 
 # Those that ask a child come first, so that it works while the others load.
-READERS: dict[str, Begin] = {name: partial(_begin, name) for name in ("opencl", "cuda")} | {
+READERS: dict[str, Begin] = {name: partial(_begin, name) for name in ("opencl", "cuda", "xpu")} | {
     name: partial(partial, _look, name) for name in ("cpu", "rocm", "tpu", "metal")
 }
 
 USAGE: dict[str, Callable[[], Usage]] = {
     name: partial(hooks.load, f"anydevice._machine.hardware.{name}.usage")
-    for name in ("cpu", "cuda", "rocm", "metal")
+    for name in ("cpu", "cuda", "rocm", "metal", "xpu")
 }
 """The modules that show how much of a backend is in use."""

@@ -312,10 +312,10 @@ _NVIDIA_DRIVER = "libnvidia-opencl.so.1"
 _DRIVERS = {
     linux.NVIDIA: ("NVIDIA", "nvidia-opencl-icd", f"the NVIDIA driver with its {_NVIDIA_DRIVER}"),
     linux.AMD: ("AMD", "rocm-opencl", "rocm-opencl, AMD's OpenCL driver"),
-    INTEL: ("Intel", "intel-opencl-icd", "Intel's compute runtime (intel-opencl-icd)"),
+    linux.INTEL: ("Intel", "intel-opencl-icd", "Intel's compute runtime (intel-opencl-icd)"),
 }
 """By the vendor of a card: its name, and its OpenCL driver as a package and in words."""
-_RUSTICL_DRIVERS = {INTEL: "iris", linux.AMD: "radeonsi", linux.NVIDIA: "nouveau"}
+_RUSTICL_DRIVERS = {linux.INTEL: "iris", linux.AMD: "radeonsi", linux.NVIDIA: "nouveau"}
 
 
 def card_without_driver(machine: OpenCLMachine, folder: Path) -> tuple[str, str] | None:
