@@ -15,6 +15,7 @@ from anydevice._core.device import Device
 from anydevice._core.text import type_text
 from anydevice._libraries.base import ModelAdapter, host_array
 from anydevice._libraries.precision import Policy
+from anydevice._nn.model import Model
 from anydevice.errors import ConfigurationError, VerificationError
 
 Property = Callable[..., Any]
@@ -60,6 +61,13 @@ def check_claims(
     elif device.kind != "cpu" and any(x.ndim > 2 for x in adapter.weights().values()):
         why = "not covered: accelerators may compute convolutions by other sums (Winograd, FFT)"
     return tuple([f"{claim}: {why or claim.checked(adapter)}" for claim in claims])
+
+
+def unproved_claims(model: Any, claims: Sequence[Any]) -> tuple[str, ...]:
+    """Return the claims that are attached to a `nn.Model` and not among those to prove."""
+    attached = model.properties if isinstance(model, Model) else ()
+    others = [item for item in attached if hasattr(item, "region") and item not in claims]
+    return tuple(map(str, others))
 
 
 def takes_input(holds: Property) -> bool:
