@@ -17,14 +17,14 @@ BUDGETS = {
     "_arrays": 3_750,
     "_bench": 1_600,
     "_check": 5_900,
-    "_compile": 2_100,
+    "_compile": 2_111,  # claims that were not proved are in the report
     "_core": 5_700,
     "_engines": 11_360,
     "_formats": 1_950,
     "_libraries": 5_450,  # with the proof and the watch of processes, group.py
     "_llm": 4_650,
     "_machine": 8_350,
-    "_nn": 3_650,
+    "_nn": 3_694,  # the shape of one example; a line about claims without a certificate
     "_ops": 4_650,
     "_parallel": 2_250,
     "_plan": 5_750,

@@ -32,6 +32,7 @@ from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
 from anydevice._machine.settings import config as settings
 from anydevice._machine.settings.files import compiled_folder
+from anydevice._nn.model import Model
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ def compile(  # noqa: A001 - the public name
         compiled._verify(original, verify, functions, seed)
     if claims:
         compiled._prove(claims)
-    compiled._unproved = unproved_claims(model, claims)
+    if isinstance(model, Model) and model.properties:
+        compiled._unproved = unproved_claims(model.properties, claims)
     return compiled
 
 

@@ -15,7 +15,6 @@ from anydevice._core.device import Device
 from anydevice._core.text import type_text
 from anydevice._libraries.base import ModelAdapter, host_array
 from anydevice._libraries.precision import Policy
-from anydevice._nn.model import Model
 from anydevice.errors import ConfigurationError, VerificationError
 
 Property = Callable[..., Any]
@@ -63,9 +62,8 @@ def check_claims(
     return tuple([f"{claim}: {why or claim.checked(adapter)}" for claim in claims])
 
 
-def unproved_claims(model: Any, claims: Sequence[Any]) -> tuple[str, ...]:
-    """Return the claims that are attached to a `nn.Model` and not among those to prove."""
-    attached = model.properties if isinstance(model, Model) else ()
+def unproved_claims(attached: Sequence[Any], claims: Sequence[Any]) -> tuple[str, ...]:
+    """Return the claims among the properties of a model that are not among those to prove."""
     others = [item for item in attached if hasattr(item, "region") and item not in claims]
     return tuple(map(str, others))
 

@@ -229,7 +229,7 @@ class TorchStepper(Stepper):
             if scaler.get_scale() < before:
                 skipped = True
                 self._skipped += 1
-                if before <= 1.0:  # no smaller scale mends a gradient that is NaN
+                if before <= 1.0:  # a gradient that is NaN stays so at every scale
                     self._failed = torch.ones_like(self._failed)
         elif not skipped:
             optimizer.step()
