@@ -182,7 +182,8 @@ def test_a_step_of_a_module_that_overflows_changes_nothing(torch: Any) -> None:
         training.step(DATA[0])
         weights = case.weights(training.model)
         skipped.append(training.left_out > left_out)
-        assert skipped[-1] == all((before[name] == x).all() for name, x in weights.items())
+        moved = any((before[name] != x).any() for name, x in weights.items())
+        assert skipped[-1] != moved
     assert 1 < training.left_out < 19
     assert skipped == sorted(skipped, reverse=True), "smaller scales go on"
 

@@ -32,7 +32,6 @@ from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
 from anydevice._machine.settings import config as settings
 from anydevice._machine.settings.files import compiled_folder
-from anydevice._nn.model import Model
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -126,8 +125,8 @@ def compile(  # noqa: A001 - the public name
         compiled._verify(original, verify, functions, seed)
     if claims:
         compiled._prove(claims)
-    if isinstance(model, Model) and model.properties:
-        compiled._unproved = unproved_claims(model.properties, claims)
+    if isinstance(source, NativeAdapter):
+        compiled._unproved = unproved_claims(source.model.properties, claims)
     return compiled
 
 
