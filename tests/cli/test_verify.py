@@ -66,6 +66,30 @@ def test_json(anydevice: Anydevice) -> None:
     ]
 
 
+LATE: dict[str, Any] = {"state": "not_reached", "reason": "the 55 s are over", "code": "timed_out"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "code"),
+    [
+        ([], 0),
+        ([("exp", LATE)], 3),
+        ([("exp", LATE), ("log", {"state": "wrong"})], 1),
+        ([("log", {"state": "timed_out", "code": "timed_out"}), ("exp", LATE)], 1),
+        ([("exp", LATE), ("log", {"state": "not_reached", "code": "out_of_memory"})], 1),
+    ],
+)
+def test_time_that_was_up_is_neither_right_nor_wrong(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch, cells: Any, code: int
+) -> None:
+    found = (cell("add", "float32"), *(cell(op, "float32", **how) for op, how in cells))
+    monkeypatch.setattr(verify, "verify", lambda *_, **how: Verdicts(found, 55.0, how["quick"]))
+    out = anydevice.text("verify", "--quick", code=code)
+    assert ("Time was up, and nothing is wrong so far; run without --quick" in out) == (code == 3)
+    data = anydevice.json("verify", "--quick", code=code)
+    assert (data["right"], data["out_of_time"]) == (code == 0, code == 3)
+
+
 @pytest.mark.usefixtures("here")
 def test_a_wrong_op_is_a_failure(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy

@@ -16,6 +16,7 @@ from anydevice import nn, ops
 from anydevice._compile import compile as compiling
 from anydevice._core.device import Device
 from anydevice._libraries.native import FunctionAdapter
+from anydevice._libraries.precision import PRECISIONS
 from anydevice._libraries.registry import compile_device
 from anydevice._machine.engines import registry
 from anydevice.errors import (
@@ -56,16 +57,68 @@ def test_it_gives_what_the_model_gives(here: Device, optimize: str) -> None:
     assert len(compiled.report.made) == 1, "code is made once for a set of shapes"
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16", "mixed"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_precision_is_that_of_weights_and_results(here: Device, precision: str) -> None:
     compiled = anydevice.compile(digits(), here, optimize="none", precision=precision)
-    weights, result = ("float32", "float32") if precision == "mixed" else (precision, precision)
+    is_mixed = precision.startswith("mixed")
+    weights, result = ("float32", "float32") if is_mixed else (precision, precision)
     owner = registry.load(here.engine or "")
     assert owner.dtype_of(compiled.parameters[0]["weight"]).name == weights
     assert owner.dtype_of(compiled(X)).name == result
     assert owner.dtype_of(compiled(X.astype(np.float64))).name == result, "inputs are cast"
     got = anydevice.to_numpy(compiled(X)).astype(np.float64)
     assert np.abs(got - digits()(X)).max() < (1e-5 if precision == "float32" else 0.02)
+
+
+def test_mixed_float16_computes_in_float16(here: Device) -> None:
+    how: dict[str, Any] = {"optimize": "none", "precision": "mixed_float16"}
+    compiled = anydevice.compile(digits(), here, **how)
+    off = np.abs(anydevice.to_numpy(compiled(X)) - digits()(X)).max()
+    assert 1e-6 < off < 2e-3, "bfloat16 is off by more"
+    wide = anydevice.compile(nn.build(nn.Dense(2, 1), device="cpu"), here, **how)
+    assert np.isinf(anydevice.to_numpy(wide(np.full((1, 2), 1e6, np.float32)))).all()
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        ([nn.Dense(4, 8), nn.LayerNorm(8), nn.Dense(8, 2)], (4,)),
+        ([nn.Embedding(10, 4), nn.PositionEmbedding(5, 4), nn.Dense(4, 2)], (5,)),
+        ([nn.Dense(4, 2)], (4, 4)),
+    ],
+    ids=["features", "tokens", "rows"],
+)
+def test_one_example_without_a_batch(here: Device, layers: Any, shape: Any) -> None:
+    model = nn.build(*layers, input_shape=shape, device="cpu")
+    x = np.random.default_rng(0).integers(0, 10, shape)
+    x = x.astype(np.int32 if shape == (5,) else np.float32)
+    optimize = "default" if here.engine == "jax" else "none"
+    compiled = anydevice.compile(model, here, optimize=optimize, verify=x)
+    one, batch = anydevice.to_numpy(compiled(x)), anydevice.to_numpy(compiled(x[None]))
+    assert one.shape == model.output_shape == batch.shape[1:]
+    assert_close(one, model(x), terms=32)
+    assert_close(one, batch[0], terms=32)
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape", "message"),
+    [
+        ([nn.Conv2d(3, 4, 3)], (3, 8, 8), r"Conv2d.*one example, \(3, 8, 8\): give x\[None\]"),
+        ([nn.TransformerBlock(8, 2)], (5, 8), r"Attention.*one example, \(5, 8\): give x\["),
+        ([nn.Dense(4, 8), nn.BatchNorm(8)], (4,), r"Chain\[0\].*one example, \(4,\): give"),
+        # Each would be read as a batch, with another result.
+        ([nn.BatchNorm(8)], (8, 8), r"BatchNorm\(8\) would read it as a batch of 8: give x\[None"),
+        ([nn.Flatten()], (4, 4), r"Flatten would read it as a batch of 4.*input_shape=\(4,\)"),
+    ],
+)
+def test_one_example_that_needs_a_batch(layers: Any, shape: Any, message: str) -> None:
+    model = nn.build(*layers, input_shape=shape, device="cpu")
+    compiled = anydevice.compile(model, device_of_engine("numpy"))
+    x = np.ones(shape, np.float32)
+    assert compiled(x[None]).shape == (1, *model.output_shape)
+    for call in (compiled,) if "would read" in message else (compiled, model):
+        with pytest.raises(ConfigurationError, match=message):
+            call(x)
 
 
 @pytest.mark.parametrize("optimize", ["none", "default"])

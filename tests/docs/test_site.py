@@ -85,6 +85,17 @@ def test_the_figures_of_the_start_page_and_of_comparisons_are_those_of_the_bench
     assert [figure for figure in ours if figure not in measured] == []
 
 
+def test_the_effects_on_the_page_of_tuning_are_those_of_the_benchmarks() -> None:
+    measured = (DOCS / "benchmarks.md").read_text("utf-8")
+    sections = (DOCS / "tuning.md").read_text("utf-8").split("\n| measured")[1:]
+    rows = [line for part in sections for line in part.split("\n\n")[0].splitlines()[2:]]
+    assert len(rows) >= 9
+    for _, effect, command in (row.strip("| ").split(" | ") for row in rows):
+        same = [line for line in measured.splitlines() if command in line]
+        numbers = re.findall(r"\d+\.\d+", effect)
+        assert any(all(number in line for number in numbers) for line in same), (effect, command)
+
+
 START = """<html><body><article>{}</article><a href="one/">One</a>
 <a href="./">Home</a></body></html>"""
 OTHER = """<html><body><article><h2 id="part">Part</h2></article><a href="../">Home</a>

@@ -20,6 +20,7 @@ from anydevice._bench.measure import bench
 from anydevice._check import verify as verifying
 from anydevice._check.verdicts import Cell
 from anydevice._check.verify import verify, warm_up
+from anydevice._core.child import parent
 from anydevice._machine.choose.scope import device
 from anydevice._machine.discovery import discover as discovery
 from anydevice._machine.engines import registry
@@ -198,6 +199,29 @@ def test_what_the_time_does_not_reach_is_not_right(monkeypatch: pytest.MonkeyPat
     assert verdicts.cells[1].reason == "the 1 s of a quick run are over"
     assert not verdicts
     assert json.loads(json.dumps(verdicts.to_dict()))["right"] is False
+
+
+@pytest.mark.usefixtures("planted")
+def test_the_child_is_stopped_within_a_case_when_the_time_is_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    stopped: list[int] = []
+
+    def noted(process: subprocess.Popen[bytes]) -> None:
+        stopped.extend([process.pid] * ("stay" in process.args))  # type: ignore[operator]
+        kill(process)
+
+    kill = parent._kill
+    monkeypatch.setattr(parent, "_kill", noted)
+    monkeypatch.setattr(verifying, "QUICK_SECONDS", 5.0)
+    began = time.monotonic()
+    assert main(["verify", "--quick", *PLANTED, "--op", "sqrt,tanh,floor"]) == 3
+    assert time.monotonic() - began < 100, "tanh alone takes 1000 s"
+    assert "Time was up, and nothing is wrong so far" in capsys.readouterr().out
+    assert stopped
+    for process in stopped:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
 
 
 @pytest.mark.usefixtures("planted")

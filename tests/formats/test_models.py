@@ -283,13 +283,20 @@ def test_a_training_can_be_resumed(tmp_path: Path, engine: str, options: dict[st
     assert [each.rate for each in rest.history] == [each.rate for each in whole.history]
 
 
-def test_scaled_losses_are_resumed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anydevice._libraries.precision.has_bfloat16", lambda device: False)
-    for engine in ("torch", "jax"):
-        path = tmp_path / f"{engine}.safetensors"
-        whole = trained(engine, precision="mixed")
-        trained(engine, precision="mixed", save=path, callbacks=[Stops(7)])
-        assert same(trained(engine, precision="mixed", resume=path).model, whole.model)
+@pytest.mark.parametrize("engine", ["torch", "jax", "mlx"])
+def test_scaled_losses_are_resumed_too(tmp_path: Path, engine: str) -> None:
+    def steep(output: Any, target: Any) -> Any:
+        return ops.multiply(nn.cross_entropy(output, target), 1e4)
+
+    path, options = tmp_path / "run.safetensors", {"precision": "mixed_float16", "loss": steep}
+    whole = trained(engine, **options)
+    first, *_, last = (epoch.left_out for epoch in whole.history)
+    assert 4 < first <= last < whole.history[-1].steps, "the scale is still moving at step 4"
+    trained(engine, save=path, callbacks=[Stops(4)], **options)
+    rest = trained(engine, resume=path, **options)
+    assert same(rest.model, whole.model)
+    assert rest.history.losses == whole.history.losses
+    assert [epoch.left_out for epoch in rest.history] == [epoch.left_out for epoch in whole.history]
 
 
 def test_a_training_goes_on_elsewhere_and_for_longer(tmp_path: Path) -> None:

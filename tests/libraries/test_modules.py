@@ -15,7 +15,7 @@ from anydevice._machine.engines import registry
 from anydevice.errors import ConfigurationError, VerificationError
 from tests.comparing import assert_close, assert_same_bits
 
-PRECISIONS = ("float32", "float16", "bfloat16", "mixed")
+PRECISIONS = ("float32", "float16", "bfloat16", "mixed", "mixed_float16")
 X = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
 
 
@@ -136,7 +136,7 @@ def test_modules_are_verified(brought: tuple[str, str, Any, int], precision: str
     assert (report.checked.parts, report.checked.reference) == (parts, "float64 on the CPU")
     got = detached(compiled(X))
     name = registry.load(engine).dtype_of(got).name
-    assert name == ("float32" if precision == "mixed" else precision)
+    assert name == ("float32" if precision.startswith("mixed") else precision)
     error = np.abs(anydevice.to_numpy(got).astype(np.float64) - want).max()
     assert error < (1e-5 if precision == "float32" else 0.1) * np.abs(want).max()
     assert_same_bits(plainly(module, engine), want, because="the module itself stays as it was")

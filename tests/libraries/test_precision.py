@@ -55,7 +55,7 @@ def test_mixed_keeps_weights_in_32_bits(cpu: Device) -> None:
 
 
 def test_the_setting_is_the_default_and_other_names_are_refused(cpu: Device) -> None:
-    with pytest.raises(ConfigurationError, match="float32, float16, bfloat16, mixed, not 'int8'"):
+    with pytest.raises(ConfigurationError, match="bfloat16, mixed, mixed_float16, not 'int8'"):
         policy_of("int8", cpu)
     assert default_precision() == policy_of(None, cpu).name == "float32"
     anydevice.configure(mixed_precision=True)

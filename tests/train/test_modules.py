@@ -153,6 +153,53 @@ def test_mixed_precision_computes_in_16_bits_and_keeps_the_weights(case: Any) ->
     np.testing.assert_allclose(done.history.losses, expected, rtol=0.05)
 
 
+def test_small_gradients_of_a_module_need_the_scaled_loss(
+    case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tiny(output: Any, y: Any) -> Any:
+        kind = case.mx.float32 if case.engine == "mlx" else "float32"
+        output = output.float() if case.engine == "torch" else output.astype(kind)
+        return case.loss(output, y) * 1e-7  # float16 ends at 6e-8
+
+    options = {"loss": tiny, "precision": "mixed_float16", "optimizer": nn.SGD(1e6)}
+    scaled = train(case, plain(case), **options).history.losses
+    exact = train(case, plain(case), optimizer=nn.SGD(0.1)).history.losses
+    np.testing.assert_allclose(np.multiply(scaled, 1e7), exact, rtol=1e-2)
+    monkeypatch.setattr(precision.Policy, "needs_loss_scale", False)
+    unscaled = train(case, plain(case), **options).history.losses
+    assert unscaled[0] - unscaled[-1] < 0.1 * (scaled[0] - scaled[-1])
+
+
+def test_a_step_of_a_module_that_overflows_changes_nothing(torch: Any) -> None:
+    def steep(output: Any, y: Any) -> Any:
+        return case.loss(output, y) * 1e4
+
+    case = Torch()
+    training = training_of(case, model=plain(case), precision="mixed_float16", loss=steep)
+    weights, skipped = case.weights(training.model), []
+    for _ in range(20):
+        before, left_out = weights, training.left_out
+        training.step(DATA[0])
+        weights = case.weights(training.model)
+        skipped.append(training.left_out > left_out)
+        moved = any((before[name] != x).any() for name, x in weights.items())
+        assert skipped[-1] != moved
+    assert 1 < training.left_out < 19
+    assert skipped == sorted(skipped, reverse=True), "smaller scales go on"
+
+
+def test_gradients_that_no_scale_mends_end_a_training_in_float16(torch: Any) -> None:
+    def rooted(output: Any, y: Any) -> Any:
+        return torch.sqrt((output * 0).abs()).mean()
+
+    case = Torch()
+    model = plain(case)
+    weights = case.weights(model)
+    with pytest.raises(VerificationError, match=r"stopped at step 17: .* or a gradient, is NaN"):
+        train(case, model, epochs=10, precision="mixed_float16", loss=rooted)
+    assert_same(case.weights(model), weights)
+
+
 def test_a_schedule_of_ours_decides_the_rates(quick: Any) -> None:
     schedule = nn.CosineRate(1e-2, steps=9)
     if quick.engine == "torch":
@@ -168,13 +215,18 @@ def test_a_schedule_of_ours_decides_the_rates(quick: Any) -> None:
 
 
 def test_a_training_that_is_resumed_is_the_same_bit_for_bit(case: Any, tmp_path: Path) -> None:
-    options = {"accumulate": 2, "clip": 1.0, "precision": "mixed"}
+    def steep(output: Any, y: Any) -> Any:
+        return case.loss(output, y) * 1e3
+
+    options = {"accumulate": 2, "clip": 1.0, "precision": "mixed_float16", "loss": steep}
     options = {} if case.engine == "jax" else options
     whole = train(case, epochs=4, **options)
+    assert case.engine == "jax" or whole.history[1].left_out < whole.history[-1].left_out
     path = tmp_path / "run.safetensors"
     train(case, epochs=2, save=path, **options)
     found = train(case, epochs=4, save=path, resume=True, **options)
     assert found.history.losses == whole.history.losses
+    assert found.history[-1].left_out == whole.history[-1].left_out
     assert_same(case.weights(found.model), case.weights(whole.model))
 
 

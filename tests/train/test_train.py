@@ -22,6 +22,7 @@ from anydevice._core.device import Device
 from anydevice._core.engine import consuming
 from anydevice._core.text import clock
 from anydevice._core.trees import leaves
+from anydevice._libraries.precision import Policy
 from anydevice._train import training
 from anydevice._train.batches import checked_data, placed_batches
 from anydevice._train.history import Epoch, TrainingProgress
@@ -161,6 +162,46 @@ def test_a_scaled_loss_skips_overflows(here: Device, monkeypatch: pytest.MonkeyP
     exact = trained(here, epochs=6)
     assert run.history[-1].loss < exact.history[0].loss - 0.1
     assert run.history[-1].loss == pytest.approx(exact.history[-1].loss, abs=0.15)
+
+
+def tiny(output: Any, target: Any) -> Any:
+    """A loss whose gradients are less than the smallest number of float16, 6e-8."""
+    return ops.multiply(nn.cross_entropy(output, target), 1e-7)
+
+
+def test_small_gradients_need_the_scaled_loss(
+    here: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"optimizer": nn.SGD(1e6), "loss": tiny, "epochs": 3}
+    exact = trained(here, **options).history.losses
+    scaled = trained(here, precision="mixed_float16", **options)
+    assert scaled.history.losses == pytest.approx(exact, rel=1e-2)
+    assert exact[-1] < 0.9 * exact[0]
+    assert scaled.report is not None
+    assert "parameters float32, computed in float16" in str(scaled.report)
+    monkeypatch.setattr(Policy, "needs_loss_scale", False)
+    unscaled = trained(here, precision="mixed_float16", **options).history.losses
+    assert unscaled[0] - unscaled[-1] < 0.1 * (exact[0] - exact[-1])
+
+
+def test_a_step_that_overflows_changes_nothing_and_halves_the_scale(here: Device) -> None:
+    def steep(output: Any, target: Any) -> Any:
+        return ops.multiply(nn.cross_entropy(output, target), 1e4)
+
+    model, optimizer = nn.Model(LAYER, device=here), nn.SGD(1e-5, momentum=0.9)
+    options: dict[str, Any] = {"precision": "mixed_float16", "optimize": "none"}
+    training = nn.Training(model, optimizer, None, steep, **options)
+    scales, skipped = [], []
+    for _ in range(20):
+        before, left_out = training.model, training.left_out
+        training.step(examples())
+        skipped.append(training.left_out > left_out)
+        assert skipped[-1] == same(training.model, before)
+        scales.append(float(anydevice.to_numpy(training.stepper.state.scale["scale"])))
+    count = training.left_out
+    assert skipped == [True] * count + [False] * (20 - count)
+    assert 1 < count < 19
+    assert scales == [2.0**16 / 2 ** min(at, count) for at in range(1, 21)]
 
 
 def test_schedules_give_the_rate_of_each_step(here: Device) -> None:

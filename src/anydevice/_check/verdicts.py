@@ -102,6 +102,13 @@ class Verdicts(Record):
         """The cells that are wrong, crashed or timed out."""
         return self.of(*FAILED)
 
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the time of a quick run was up before all was decided, and nothing is wrong."""
+        undecided = self.of("not_reached")
+        late = all(cell.code == "timed_out" for cell in undecided)
+        return bool(undecided) and late and not self.failed
+
     def of(self, *states: State) -> tuple[Cell, ...]:
         """Return the cells in these states."""
         return tuple(cell for cell in self.cells if cell.state in states)
@@ -126,6 +133,7 @@ class Verdicts(Record):
         return {
             "right": bool(self),
             "quick": self.quick,
+            "out_of_time": self.out_of_time,
             "seed": self.seed,
             "seconds": self.seconds,
             "counts": self.counts(),

@@ -127,11 +127,13 @@ def verify(
     `quick` takes the first case and one drawn call of each op, one dtype of each kind and width
     (bfloat16 of 16 bits), one device of each model, and no gradients, unless named. It takes at
     most a minute for each engine: every op is checked in its first dtype, and in other dtypes while
-    there is time. Cells that are left over are "not reached", which does not count as right.
+    there is time. When it is over, the child is stopped, also within a case. Cells that are left
+    over are "not reached", which does not count as right; `Verdicts.out_of_time` is true if nothing
+    is wrong beside them.
 
     `on_op` is called with the cells of one op on one device as soon as they are decided.
     `isolated=False` computes in this process, for a debugger or ops that only this process has; a
-    crash ends it.
+    crash ends it, and no case is stopped.
 
     Raises `ConfigurationError` for an unknown name, or if nothing is left to verify, and
     `DeviceNotFoundError` if this machine lacks a requested device.
@@ -298,7 +300,8 @@ class _Course:
         """Return the verdict of all further steps if the time is over."""
         if time.monotonic() < self._ends:
             return None
-        return _Verdict("not_reached", reason=f"the {QUICK_SECONDS:g} s of a quick run are over")
+        reason = f"the {QUICK_SECONDS:g} s of a quick run are over"
+        return _Verdict("not_reached", reason=reason, code="timed_out")
 
     def _ask(self, step: _Step) -> _Verdict:
         left = self._ends - time.monotonic()

@@ -10,7 +10,13 @@ from anydevice._arrays.memory.out_of_memory import raise_if_oom
 from anydevice._arrays.move import is_array, refuse_mismatch, to_device
 from anydevice._arrays.trees.tree import flatten
 from anydevice._compile import versions
-from anydevice._compile.properties import Property, check_claims, check_functions, split_claims
+from anydevice._compile.properties import (
+    Property,
+    check_claims,
+    check_functions,
+    split_claims,
+    unproved_claims,
+)
 from anydevice._compile.report import Checked, CompileReport, Made
 from anydevice._compile.verification import Candidate, Original, tolerance_of, verify_model
 from anydevice._core.array import Array
@@ -61,8 +67,9 @@ def compile(  # noqa: A001 - the public name
     - `optimize`: "none" runs the model as written, "default" compiles it, "aggressive" takes more
       time for faster code.
     - `precision`: "float32", "float16" or "bfloat16" is the dtype of floating weights, inputs and
-      outputs; with "mixed", weights and outputs are float32 and computing is in 16 bits. Without
-      it, "mixed" if the setting `mixed_precision` is on, else "float32".
+      outputs; with "mixed", weights and outputs are float32 and computing is in 16 bits, and with
+      "mixed_float16" in float16. Without it, "mixed" if the setting `mixed_precision` is on, else
+      "float32".
     - `verify`: an example input, a tuple of several, or a dict of inputs by name. It runs on the
       device twelve times, and so do inputs drawn from it with other numbers, numbers of rows and
       lengths; all are compared with a float64 reference. An error that is too large raises
@@ -71,7 +78,8 @@ def compile(  # noqa: A001 - the public name
       must hold for the example: they get the output, (y), or the input and the output, (x, y), as
       NumPy, and return true or false. Claims of `anydevice.proofs` among them hold for every input
       of their region: their certificates are checked again for the weights as compiled, and one
-      without a certificate is proved. `report.proved` says so, or what is not covered.
+      without a certificate is proved. `report.proved` says so, or what is not covered, and the
+      report counts claims attached to the model that are not among `properties`.
     - `gradients`: on PyTorch, a backward pass from the results reaches the weights. Without it, it
       only reaches inputs that require gradients. JAX and MLX take gradients of the function itself.
 
@@ -117,6 +125,8 @@ def compile(  # noqa: A001 - the public name
         compiled._verify(original, verify, functions, seed)
     if claims:
         compiled._prove(claims)
+    if isinstance(source, NativeAdapter):
+        compiled._unproved = unproved_claims(source.model.properties, claims)
     return compiled
 
 
@@ -153,6 +163,7 @@ class Compiled:
         self._engine: Engine = registry.load(device.engine or "numpy")
         self._gradients = gradients
         self._notes = notes
+        self._unproved: tuple[str, ...] = ()
         self._keys: dict[type, versions.KeyFunction] = {}
         self._updating = ForkSafeLock()
         self._start(adapter)
@@ -307,6 +318,7 @@ class Compiled:
             is_outdated=self._is_outdated,
             follows=self._adapter.follows,
             proved=self._proved,
+            unproved=self._unproved,
         )
 
     def _update(self) -> None:

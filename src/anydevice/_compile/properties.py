@@ -62,6 +62,12 @@ def check_claims(
     return tuple([f"{claim}: {why or claim.checked(adapter)}" for claim in claims])
 
 
+def unproved_claims(attached: Sequence[Any], claims: Sequence[Any]) -> tuple[str, ...]:
+    """Return the claims among the properties of a model that are not among those to prove."""
+    others = [item for item in attached if hasattr(item, "region") and item not in claims]
+    return tuple(map(str, others))
+
+
 def takes_input(holds: Property) -> bool:
     """Whether a property needs two arguments, the input and the output.
 

@@ -16,6 +16,7 @@ _SHOWN = 4
 
 
 _UNSURE, _COARSE = 0.01, 0.001
+_PROVES = "compile with properties=model.properties, or with verify=True in compat.axiom"
 _OUTDATED = "no: the model was changed after it was verified; verify it again"
 
 
@@ -80,6 +81,7 @@ class CompileReport(Record):
     `unverified` are the shapes that were not verified. `is_outdated` tells whether the model was
     changed after its verification; `follows` describes the changes of a module that a call detects.
     `proved` has a line for each claim: what was proved for these weights, or what is not covered.
+    `unproved` are the claims attached to the model that were not given as `properties`.
     """
 
     model: str
@@ -97,6 +99,7 @@ class CompileReport(Record):
     is_outdated: bool = False
     follows: str = ""
     proved: tuple[str, ...] = ()
+    unproved: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -129,6 +132,9 @@ class CompileReport(Record):
             verdict = f"{self.checked}" + f"; not verified: {others}" * bool(self.unverified)
         rows.append(("verified", verdict))
         rows += [("proved", text) for text in self.proved]
+        if count := len(self.unproved):
+            claims = f"{count} claim{'s' * (count > 1)}"
+            rows.append(("claims", f"{claims}, not proved: {_PROVES}"))
         return rows
 
 

@@ -6,6 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from anydevice.errors import ConfigurationError
 
@@ -289,3 +290,9 @@ def warn(message: str | Warning) -> None:
         frame, level = frame.f_back, level + 1
     shown = printable(message, lines=True) if isinstance(message, str) else message
     warnings.warn(shown, stacklevel=level)
+
+
+def say(line: str) -> None:
+    """Print a line on the error stream."""
+    with suppress(OSError, ValueError):  # the stream may be closed by now
+        print(line, file=sys.stderr, flush=True)

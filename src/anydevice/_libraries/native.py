@@ -17,7 +17,7 @@ from anydevice._libraries import base
 from anydevice._libraries.precision import Policy, cast_parameters, has_coarse_products
 from anydevice._libraries.registry import part
 from anydevice._nn.layer import Layer, Parameters, Run, state_leaves
-from anydevice._nn.model import Model, parameters_device
+from anydevice._nn.model import Model, check_batch, parameters_device
 from anydevice._ops.dispatch import primitives
 from anydevice.errors import AnyDeviceError, ConfigurationError, DeviceMismatchError
 
@@ -113,7 +113,7 @@ class NativeAdapter(base.ModelAdapter):
             raise ConfigurationError(
                 "this model takes a batch, and got an array without axes", source="inputs"
             )
-        self.model.layer.output(shape[1:])
+        check_batch(self.model, shape)
 
 
 def cast_weights(layer: Layer, parameters: Parameters, dtype: str) -> Parameters:

@@ -19,7 +19,7 @@ from anydevice.errors import ConfigurationError
 
 ScaleState = dict[str, Array]
 
-PRECISIONS = ("float32", "float16", "bfloat16", "mixed")
+PRECISIONS = ("float32", "float16", "bfloat16", "mixed", "mixed_float16")
 
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 _FIRST_WITH_BFLOAT16 = (8, 0)
@@ -84,8 +84,8 @@ def default_precision() -> str:
 def policy_of(precision: str | None, device: Device) -> Policy:
     """Return the policy with this name on a device; by default, `default_precision()`.
 
-    "mixed" computes in bfloat16 if the device supports it. Raises `ConfigurationError` for a name
-    that is not in `PRECISIONS`.
+    "mixed" computes in bfloat16 if the device supports it, else in float16; "mixed_float16" always
+    in float16. Raises `ConfigurationError` for a name that is not in `PRECISIONS`.
     """
     if precision is None:
         precision = default_precision()
@@ -93,10 +93,10 @@ def policy_of(precision: str | None, device: Device) -> Policy:
         raise ConfigurationError(
             f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}", source="precision="
         )
-    if precision != "mixed":
+    if not precision.startswith("mixed"):
         return Policy(precision, precision, precision, precision)
-    compute = "bfloat16" if has_bfloat16(device) else "float16"
-    return Policy("mixed", "float32", compute, "float32")
+    compute = "bfloat16" if precision == "mixed" and has_bfloat16(device) else "float16"
+    return Policy(precision, "float32", compute, "float32")
 
 
 def has_bfloat16(device: Device) -> bool:

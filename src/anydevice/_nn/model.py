@@ -22,7 +22,15 @@ from anydevice._core.trees import difference, first_leaf, leaf_names, leaves, ma
 from anydevice._machine.choose.scope import block_device, one_device
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
-from anydevice._nn.layer import Layer, Parameters, Run, Shape, state_paths, state_places
+from anydevice._nn.layer import (
+    Layer,
+    MisfitError,
+    Parameters,
+    Run,
+    Shape,
+    state_paths,
+    state_places,
+)
 from anydevice._nn.layers import Chain, TiedEmbedding, as_layer
 from anydevice._ops.dispatch import primitives
 from anydevice.errors import ConfigurationError, DeviceMismatchError
@@ -105,9 +113,9 @@ class Model:
         """Compute the output for these parameters; differentiate this function."""
         try:
             return self.layer.apply(parameters, x, run)
-        except ConfigurationError:
+        except (ConfigurationError, ValueError):
             if hasattr(x, "shape"):
-                self.layer.output(tuple(x.shape[1:]))  # names the layer, if the shape is wrong
+                check_batch(self, tuple(x.shape))  # names the layer, if the shape is wrong
             raise
         except DeviceMismatchError as error:
             refuse_mismatch(error, x=x, parameters=parameters)  # names the parameter
@@ -290,6 +298,44 @@ def bound(
     model.properties = properties
     model._array_type, model._place = _type_and_place(parameters)
     return model
+
+
+def check_batch(model: Model, shape: Shape) -> None:
+    """Raise `ConfigurationError`, naming the layer, if the model does not take this shape.
+
+    It takes a batch of examples. One example without a batch is taken if the model works on the
+    last axes alone, so that it means the same with axes before it and without.
+
+    >>> from anydevice import nn
+    >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu")
+    >>> check_batch(model, (3, 4)), check_batch(model, (4,))
+    (None, None)
+    """
+    layer, is_example = model.layer, shape == model.input_shape
+    if is_example and _takes_more_axes(layer, shape):
+        return
+    try:
+        layer.output(shape[1:])
+    except MisfitError as error:
+        if is_example:
+            error.args = (f"{error}; x has the shape of one example, {shape}: give x[None]",)
+        raise
+    if is_example:
+        raise ConfigurationError(
+            f"x has the shape of one example, {shape}, and {layer.label} would read it as a batch "
+            f"of {shape[0]}: give x[None] for one example, or build the model with input_shape="
+            f"{shape[1:]}",
+            source="x",
+        )
+
+
+def _takes_more_axes(layer: Layer, shape: Shape) -> bool:
+    """Whether axes of any size before those of an example reach the output as they are."""
+    try:
+        output = layer.output(shape)
+        return all(layer.output((size, *shape)) == (size, *output) for size in (2, 3))
+    except ConfigurationError:
+        return False
 
 
 def trained_leaves(model: Model) -> list[bool]:

@@ -12,7 +12,7 @@ from anydevice._arrays.random.generator import ShapesOnly
 from anydevice._core import hooks
 from anydevice._core.device import Device
 from anydevice._core.record import Record, as_dict
-from anydevice._core.text import type_text
+from anydevice._core.text import say, type_text
 from anydevice._core.trees import difference, leaf_names
 from anydevice._formats import model as tensor_files
 from anydevice._machine.choose.scope import one_device
@@ -44,6 +44,9 @@ _known: dict[str, type[Record]] = {
     if isinstance(kind, type) and issubclass(kind, _BASES)
 }
 """The classes that files may name: our own, and registered ones."""
+_said: set[tuple[str, ...]] = set()
+"""Claims that a line was printed about, so that a loop that saves prints one."""
+
 _SAVED_BY = {
     "torch": "PyTorch's: torch.save(module.state_dict(), path)",
     "flax": "Flax's: save flax.nnx.state(module) with Orbax",
@@ -68,6 +71,8 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     ...     load(f"{folder}/small.safetensors", "cpu").layer == model.layer
     True
 
+    A line on the error stream says how many claims of the model have no proof.
+
     Raises `ConfigurationError` if the model has your own layer that is not registered with
     `nn.register_layer`, or a property that is a Python function, and `TransferError` if the file
     cannot be written.
@@ -81,6 +86,14 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
         metadata["properties"] = [hooks.claim_to_json(claim) for claim in model.properties]
     trees = {"parameters": model.parameters}
     tensor_files.write(tensor_files.checked_path(path), _KIND, trees, metadata)
+    unproved = tuple([str(claim) for claim in model.properties if not claim.certificates])
+    if unproved and unproved not in _said:
+        _said.add(unproved)
+        count = len(unproved)
+        say(
+            f"{path} has {count} claim{'s' * (count > 1)}, not proved: claim.proved(model) proves "
+            "one, and its certificate is saved with it"
+        )
 
 
 def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Model:

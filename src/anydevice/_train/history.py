@@ -16,7 +16,7 @@ from anydevice._core import hooks
 from anydevice._core.files import check_folder, expanded, write_whole
 from anydevice._core.progress import ProgressBar, columns_of, in_notebook
 from anydevice._core.record import Record, as_dict
-from anydevice._core.text import clock
+from anydevice._core.text import clock, say
 from anydevice.errors import ConfigurationError
 
 
@@ -242,12 +242,6 @@ class TrainingProgress:
             words = [*words, (self._doing, 1)]
         taken = self._width + 2 * len(str(total)) + 1 + len("0:00:00") + 3
         self._bar.tell(self._done, total, fitted(words, self._columns - taken))
-
-
-def say(line: str) -> None:
-    """Print a line on the error stream."""
-    with suppress(OSError, ValueError):  # the stream may be closed by now
-        print(line, file=sys.stderr, flush=True)
 
 
 def _line(epoch: Epoch, epochs: int) -> str:

@@ -23,7 +23,7 @@ from anydevice._core.device import Device
 from anydevice._core.files import check_writable, is_there, remove_leftovers
 from anydevice._core.record import Record, replace
 from anydevice._core.table import Table
-from anydevice._core.text import format_size
+from anydevice._core.text import format_size, say
 from anydevice._core.trees import Tree
 from anydevice._formats.model import checked_path
 from anydevice._libraries.layers import target_of
@@ -49,7 +49,7 @@ from anydevice._train.callbacks import Callback, TrainingEvent, callbacks_of, st
 from anydevice._train.checkpoint import LoopState, is_checkpoint, lock_training
 from anydevice._train.data_parallel import mesh_of
 from anydevice._train.failures import check_shape, explain_error, wrong_batch
-from anydevice._train.history import Epoch, History, TrainingProgress, say
+from anydevice._train.history import Epoch, History, TrainingProgress
 from anydevice._train.metrics import Metric, Specs, metrics_of
 from anydevice._train.pipeline import pipeline_reason
 from anydevice._train.step_config import copied, default_optimize
@@ -175,9 +175,11 @@ def train(
     - `strategy`: "replicate" has all parameters on each of the devices, "shard" divides them and
       the optimizer's state; "auto" replicates if that takes less than half of the memory. The
       report gives the choice and its reason.
-    - `precision`: "float32"; "mixed" computes in 16 bits and keeps parameters in 32; or "bfloat16"
-      or "float16" throughout. The default is "float32", or "mixed" if the setting `mixed_precision`
-      is on.
+    - `precision`: "float32"; "mixed" computes in 16 bits and keeps parameters in 32, and
+      "mixed_float16" does so in float16 everywhere; or "bfloat16" or "float16" throughout. In
+      float16, the loss is scaled so that small gradients do not become 0. A step whose scaled
+      gradients overflow changes nothing and halves the scale, and `history` counts it in
+      `left_out`. The default is "float32", or "mixed" if the setting `mixed_precision` is on.
     - `optimize`: "none" compiles nothing, "default" compiles each step, "aggressive" takes more
       time for faster code. The default is "default", but "none" for modules of PyTorch, and for a
       small training (parameters times batches) by PyTorch on a CPU, which would end before it is

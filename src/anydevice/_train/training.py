@@ -113,7 +113,8 @@ class Training:
     of any kind. Further options, as in `nn.train`:
 
     - `devices` and `strategy`: several devices.
-    - `precision`: "float32", "mixed", "bfloat16" or "float16".
+    - `precision`: "float32", "mixed", "mixed_float16", "bfloat16" or "float16"; `left_out` counts
+      the steps that a loss scaled for float16 left out.
     - `accumulate`: steps use the mean gradient of this number of batches, weighted by their rows.
     - `clip`: the largest global norm of the gradients.
     - `schedule`: the rate of each step, or a scheduler of `torch.optim.lr_scheduler`.
@@ -306,6 +307,11 @@ class Training:
     def steps(self) -> int:
         """The number of steps so far."""
         return 0 if self._stepper is None else self._stepper.started
+
+    @property
+    def left_out(self) -> int:
+        """The number of steps left out because a loss scaled for float16 overflowed."""
+        return 0 if self._stepper is None else self._stepper.skipped_steps
 
     def save(self, path: PathLike) -> None:
         """Save the whole training in a `.safetensors` file, atomically.

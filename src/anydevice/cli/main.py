@@ -38,7 +38,7 @@ COMMANDS = {
     "prefer": "save the device that you prefer",
     "config": "show the settings in force and where each came from",
 }
-ANSWER_IS_NO, NOT_DONE, INTERRUPTED, NOBODY_READS = 1, 2, 130, 141
+ANSWER_IS_NO, NOT_DONE, NOT_DECIDED, INTERRUPTED, NOBODY_READS = 1, 2, 3, 130, 141
 
 _FULL = (ENOSPC, EDQUOT, EFBIG, EIO)
 """Errors of an output to a disk that is full or fails."""
@@ -58,7 +58,7 @@ _EXIT_CODES = """\
     0  all is well
     1  it was done, and the answer is no: wrong, slower, refuted, too large
     2  it could not be done: a wrong option, file, name or setting
-    3  prove did not decide it
+    3  it was not decided: by prove, or in the time of verify --quick
   130  it was interrupted by Ctrl-C; prove says how far it is, and gives 3
   141  the reader of its output is gone"""
 

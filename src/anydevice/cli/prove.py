@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
+from anydevice.cli.main import ANSWER_IS_NO, NOT_DECIDED, NOT_DONE
 from anydevice.cli.options import add_options, add_removed_page, check_place, progress_on, seconds
 from anydevice.cli.printing import (
     Output,
@@ -22,8 +22,8 @@ from anydevice.errors import AnyDeviceError, ConfigurationError
 
 EXAMPLE = "anydevice prove net.onnx property.vnnlib --timeout 116 --certificate p.proof"
 
-_PROVED, _UNDECIDED = 0, 3
-_EXIT_CODES = {"proved": _PROVED, "counterexample": ANSWER_IS_NO, "undecided": _UNDECIDED}
+_PROVED = 0
+_EXIT_CODES = {"proved": _PROVED, "counterexample": ANSWER_IS_NO, "undecided": NOT_DECIDED}
 _PARTS = 1000
 """Steps of the progress bar."""
 
@@ -212,4 +212,4 @@ def _check(arguments: argparse.Namespace, output: Output) -> int:
         output.complain(problem)
     if problem:
         return NOT_DONE
-    return ANSWER_IS_NO if refused else _PROVED if is_compared else _UNDECIDED
+    return ANSWER_IS_NO if refused else _PROVED if is_compared else NOT_DECIDED

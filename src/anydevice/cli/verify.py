@@ -19,7 +19,7 @@ from anydevice._check.verdicts import (
 )
 from anydevice._check.verify import verify
 from anydevice._core.text import ABSENT, UNUSABLE, USABLE
-from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
+from anydevice.cli.main import ANSWER_IS_NO, NOT_DECIDED, NOT_DONE
 from anydevice.cli.options import add_filters, add_switches, progress_on
 from anydevice.cli.printing import Output, complain
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Verify and print; return 0 if all is decided and right, and kept if requested."""
+    """Verify and print; return 0 if all is right, and 3 if time was up and nothing is wrong."""
     with progress_on(output, silent=arguments.json) as bar:
         rows = Rows(output, arguments.op or TABLE, before=bar.hide)
         verdicts = verify(
@@ -80,6 +80,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             _show_kept(kept, output)
     if kept and kept.problem:
         return NOT_DONE
+    if verdicts.out_of_time:
+        return NOT_DECIDED
     return 0 if verdicts else ANSWER_IS_NO
 
 
@@ -132,6 +134,8 @@ def show(verdicts: Verdicts, output: Output) -> None:
         if count or state in ("right", "wrong", "unsupported")
     )
     output.say(f"{counts}, in {verdicts.seconds:.1f} s.")
+    if verdicts.out_of_time:
+        output.say("Time was up, and nothing is wrong so far; run without --quick for the rest.")
     failed = ""
     for option in ("op", "device", "engine", "dtype"):
         names = dict.fromkeys(getattr(cell, option) for cell in verdicts.failed)

@@ -220,16 +220,19 @@ class TorchStepper(Stepper):
         if rate != self.rate:  # only a schedule of anydevice changes it
             _set_rate(optimizer, rate)
         self._added = 0.0
+        skipped = self._finite and bool(self._failed)
         if scaler is not None:
             before = scaler.get_scale()
-            scaler.step(optimizer)
-            scaler.update()
-            skipped = scaler.get_scale() < before
-            self._skipped += skipped
-        else:
-            skipped = self._finite and bool(self._failed)
             if not skipped:
-                optimizer.step()
+                scaler.step(optimizer)
+            scaler.update()
+            if scaler.get_scale() < before:
+                skipped = True
+                self._skipped += 1
+                if before <= 1.0:  # a gradient that is NaN stays so at every scale
+                    self._failed = torch.ones_like(self._failed)
+        elif not skipped:
+            optimizer.step()
         if self._schedule is not None and not skipped:
             self._schedule.step()
         self.drop()
