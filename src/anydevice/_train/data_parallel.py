@@ -225,17 +225,20 @@ class MeshStrategy(strategies.Strategy):
     def saved(self, tree: Tree) -> Tree:
         return tree if self._group is None else _gather_saved(tree, self.leads)
 
+    def spread(self, batch: Any) -> Any:
+        every = rows_of(batch)
+
+        def divide(x: Any) -> Any:
+            has_rows = x.ndim and x.shape[0] == every
+            return self._jax.divided_inside(x, self._mesh) if has_rows else x
+
+        return mapped(divide, batch)
+
     def _shard(self, x: Any) -> Any:
         return self._jax.sharded(x, self._mesh)
 
     def _divide_batch(self, batch: Any) -> Any:
-        rows, size = rows_of(batch), self._mesh.size
         self._placed += 1
-        if rows % size and self._placed == 1:  # the last batch is often uneven: no warning
-            warn(
-                f"batches of {rows} rows do not divide over {size} devices, so each of these "
-                f"computes all of such a batch; take a size that is a multiple of {size}"
-            )
         there = self._to_first(batch)
         if self._group is not None and strategies.is_compared(self._placed):
             self._last = there
