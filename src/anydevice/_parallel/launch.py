@@ -127,14 +127,18 @@ def run_processes(
             running[rank] = process, ours, Path(variables(rank)[FAILURE])
         yield running
     finally:
-        for process, *_ in running.values():
-            process.terminate()
         until = time.monotonic() + _PATIENCE
-        for process, pipe, _ in running.values():
-            process.join(max(0.0, until - time.monotonic()))
-            process.kill()
-            process.join()
-            pipe.close()
+        try:
+            for process, *_ in running.values():
+                process.terminate()
+            for process, *_ in running.values():
+                process.join(max(0.0, until - time.monotonic()))
+        finally:  # also after a second Ctrl-C
+            for process, *_ in running.values():
+                process.kill()
+            for process, pipe, _ in running.values():
+                process.join()
+                pipe.close()
 
 
 @contextmanager

@@ -5,13 +5,15 @@ Arguments and results are pickled, and go through pipes that only the two proces
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, get_start_method, set_start_method
 from multiprocessing.connection import Connection
 from types import FunctionType
 from typing import Any
@@ -25,9 +27,6 @@ from anydevice.errors import ConfigurationError
 
 Script = tuple[str, str | None]
 """The path of the main script, and its package."""
-
-_loading_script = False
-"""Whether this process imports the script of its parent, to read the arguments."""
 
 
 def call_on_devices(
@@ -47,7 +46,8 @@ def call_on_devices(
     """
     _check_alone(len(devices))
     data, script = _pack_arguments(arguments, len(devices))
-    calls = [(_call, function, _place_of(device), script) for device in devices]
+    method = get_start_method(allow_none=True)
+    calls = [(_call_here, function, _place_of(device), script, method) for device in devices]
     with (
         environment("torch", len(devices)) as variables,
         run_processes(get_context("spawn"), variables, calls, talks=True) as running,
@@ -61,13 +61,6 @@ def call_on_devices(
 
 
 def _check_alone(count: int) -> None:
-    if _loading_script:
-        raise ConfigurationError(
-            "a list of devices starts processes, and these import this script to know its classes "
-            'and functions; put the training under `if __name__ == "__main__":`, or run: '
-            "pip install cloudpickle",
-            source="devices=",
-        )
     launcher = launched(os.environ)
     if launcher is not None and launcher.size > 1:
         raise ConfigurationError(
@@ -82,16 +75,21 @@ def _place_of(device: Device) -> str:
     return "cpu" if device.kind == "cpu" or is_fake else str(device)
 
 
-def _call(pipe: Connection, function: Callable[..., Any], place: str, script: Script | None) -> Any:
-    global _loading_script
+def _call_here(
+    pipe: Connection,
+    function: Callable[..., Any],
+    place: str,
+    script: Script | None,
+    method: str | None,
+) -> Any:
+    """Receive the arguments in a new process, join the others, and call the function."""
+    set_start_method(method, force=True)  # of the workers of loaders, as in the parent
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # a terminal sends Ctrl-C to the parent alone, which passes it on
     try:
         data = pipe.recv_bytes()
         if script is not None:
-            _loading_script = True
             run_script_as(script[0], "__mp_main__", script[1])
-            _loading_script = False
         mesh = initialize(place, engine="torch")
         return function(mesh, pipe, **part("torch", "mesh").unpack(data, mesh.devices[0]))
     except BaseException as error:
@@ -155,9 +153,31 @@ def _cloud_pickler() -> Any:
 
 
 def _main_script() -> Script | None:
-    """Return the script that this program runs, if it is a file."""
-    main = sys.modules["__main__"]
+    """Return the script that this program runs, if it is a file.
+
+    Raises `ConfigurationError` if a process that imports it would run this call again.
+    """
+    main, frame = sys.modules["__main__"], inspect.currentframe()
     path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if path is None or not os.path.isfile(path):
         return None
+    while frame is not None and (
+        frame.f_globals is not vars(main) or frame.f_code.co_name != "<module>"
+    ):
+        frame = frame.f_back
+    if frame is not None and not _is_guarded(path, frame.f_lineno):
+        raise ConfigurationError(
+            f"devices= starts processes, and these import {os.path.basename(path)} to know its "
+            'classes and functions; put the training under `if __name__ == "__main__":`, or run: '
+            "pip install cloudpickle",
+            source="devices=",
+        )
     return os.path.abspath(path), spec and spec.parent
+
+
+def _is_guarded(path: str, line: int) -> bool:
+    """Whether a line of a script runs only in the main program."""
+    with open(path, "rb") as file:
+        blocks = [node for node in ast.parse(file.read()).body if isinstance(node, ast.If)]
+    inside = [node for node in blocks if node.lineno <= line <= (node.end_lineno or 0)]
+    return any("__name__" in ast.unparse(node.test) for node in inside)
