@@ -141,9 +141,9 @@ def one_a_process(count: int, engine: str) -> Exception:
     """Return the error for several devices in a process of an engine that drives one."""
     return no_collectives(
         f"{count} devices in one process need JAX, and {engine} drives one device a process",
-        "call nn.train, which starts processes of PyTorch for a list of devices, or run it with "
-        "`anydevice launch -n N train.py` and devices=parallel.initialize(), or give devices of "
-        'JAX, as in device("cuda:0", engine="jax")',
+        "run it with `anydevice launch -n N train.py` and devices=parallel.initialize(), or give "
+        'devices of JAX, as in device("cuda:0", engine="jax"); for a model of PyTorch, nn.train '
+        "starts the processes by itself",
     )
 
 

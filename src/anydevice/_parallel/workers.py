@@ -131,10 +131,10 @@ def _pack_arguments(arguments: Mapping[str, Any], count: int) -> tuple[bytes, Sc
     elif error is None and (script := _main_script()) is not None:
         return data, script
     for name in arguments:
-        _, error = packed_by(cloud or Noting, arguments[name])
-        if error is not None or by_value:
+        _, own_error = packed_by(cloud or Noting, arguments[name])
+        if own_error is not None or (error is None and by_value):
             break
-    why = error or f"{by_value[0]} is defined in the main program, which is no file to import"
+    why = own_error or f"{by_value[0]} is defined in the main program, which is no file to import"
     first = "run: pip install cloudpickle, or " if by_value and cloud is None else ""
     raise ConfigurationError(
         f"{name}= cannot be sent to the processes that devices= starts ({why}); {first}start the "

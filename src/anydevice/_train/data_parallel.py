@@ -111,6 +111,11 @@ def engine_for(model: Any, devices: Any) -> str | None:
         return devices.engine
     names = list_devices(devices)
     requested = requested_engines(names)
+    if len(requested) > 1:
+        raise ConfigurationError(
+            f"devices= asks for several engines, {' and '.join(sorted(requested))}; take one",
+            source="devices=",
+        )
     if adapter.library is not None:
         if requested - {adapter.library}:
             raise ConfigurationError(
@@ -119,7 +124,7 @@ def engine_for(model: Any, devices: Any) -> str | None:
                 source="devices=",
             )
         return adapter.library
-    if len(requested) == 1:
+    if requested:
         return requested.pop()
     place = one_device(Device(str(names[0])).backend) if names else None
     if place is not None and not place.engine_is_free:  # by ANYDEVICE_ENGINE or a settings file

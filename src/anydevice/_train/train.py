@@ -284,7 +284,7 @@ def train(
             measured,
         )
         done = (begun.epoch - 1) * (length or 0) + begun.position
-        if source is not None and begun.epoch > epochs:
+        if leads and source is not None and begun.epoch > epochs:
             more = "" if begun.epoch - 1 == epochs else f", more than epochs={epochs}"
             say(
                 f"{source} has {begun.epoch - 1} epochs already{more}: nothing is left to train, "
@@ -306,10 +306,10 @@ def train(
 
             interrupts.acknowledge = acknowledge
             stopped = loop.run()
-        if stopped == "Ctrl-C":
+        if stopped == "Ctrl-C" and leads:
             where = f"saved to {target}, go on with resume=" if target else "nothing was saved"
             say(f"stopped by Ctrl-C after step {stepper.started}: {where}")
-        elif policy.needs_loss_scale and 0 < stepper.started == stepper.skipped_steps:
+        elif leads and policy.needs_loss_scale and 0 < stepper.started == stepper.skipped_steps:
             say(
                 f"nothing was learned: each of the {stepper.started} steps was left out, since "
                 f"numbers were too large for {policy.compute}; give smaller inputs, train for more "
