@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 
 import anydevice
-from anydevice import AnyDeviceError, nn
+from anydevice import (
+    AnyDeviceError,
+    ConfigurationError,
+    DeviceNotFoundError,
+    UnsupportedError,
+    nn,
+    parallel,
+    testing,
+)
 from anydevice._core.trees import leaves
 from tests.comparing import assert_close
 from tests.programs import run_python
@@ -165,6 +173,50 @@ def test_an_error_of_a_process_is_raised_here(
     assert isinstance(raised.value.__cause__, AnyDeviceError)
     lines = str(raised.value.__cause__).splitlines()
     assert (lines[0], lines[-1]) == ("process 1 of 2 failed:", "ValueError: boom")
+
+
+TORCH, *JAX = (anydevice.Device("cpu", engine=engine) for engine in ("torch", "jax"))
+CARDS = ["cuda:0", "cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "devices", "options", "error", "words"),
+    [
+        ("torch", ["cpu:0", "cpu:1", "cpu:0"], {}, ConfigurationError, "twice: cpu, cpu:1, cpu"),
+        ("torch", ["cuda:0", "cuda:7"], {}, DeviceNotFoundError, "no cuda:7"),
+        ("torch", ["cpu", *CARDS], {"strategy": "shard"}, ConfigurationError, "several kinds, cpu"),
+        ("torch", [*JAX, TORCH], {}, ConfigurationError, "several engines, jax and torch"),
+        ("torch", TWO, {"epochs": 0}, ConfigurationError, "epochs must be"),
+        ("torch", TWO, {"callbacks": 3}, ConfigurationError, "a callback is"),
+        ("torch", TWO, {"data": ((X, Y) for _ in "1")}, ConfigurationError, "data= cannot be sent"),
+        ("mlx", TWO, {}, UnsupportedError, "mlx drives one device a process"),
+    ],
+)
+def test_a_list_that_cannot_be_trained_on_is_refused(
+    engine: str, devices: Any, options: dict[str, Any], error: Any, words: str
+) -> None:
+    pytest.importorskip("mlx.core" if engine == "mlx" else engine)
+    model = nn.build(nn.Dense(8, 3), device=anydevice.device("cpu", engine=engine))
+    given = {"data": nn.Batches(X, Y, size=50), "epochs": 1, "loss": cross_entropy, **options}
+    with testing.fake_machine(cuda=2), pytest.raises(error, match=words):
+        nn.train(model, optimizer=nn.SGD(0.1), devices=devices, **given)
+
+
+def test_no_other_engine_and_no_other_process_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jax")
+    data, module = nn.Batches(X, Y, size=50), torch.nn.Linear(8, 3)
+    model = nn.build(nn.Dense(8, 3), device=TORCH)
+    rest = nn.SGD(0.1), data, cross_entropy
+    with pytest.raises(UnsupportedError, match="torch drives one device a process"):
+        nn.Training(module, *rest, devices=TWO)
+    with pytest.raises(ConfigurationError, match="asks for jax, and torch trains a Linear"):
+        nn.Training(module, *rest, devices=JAX)
+    with pytest.raises(ConfigurationError, match="torch trains this model, and a Mesh"):
+        nn.Training(model, *rest, devices=parallel.Mesh(TWO))
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match="one of 2 that a launcher started"):
+        nn.train(module, data, nn.SGD(0.1), cross_entropy, epochs=1, devices=TWO)
 
 
 SCRIPT = """
