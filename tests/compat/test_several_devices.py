@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anydevice import ConfigurationError, device_of, nn, testing
-from anydevice.compat import artifex, lux
+from anydevice import ConfigurationError, DeviceNotFoundError, device_of, nn, testing, to_numpy
+from anydevice._core.trees import leaves
+from anydevice.compat import artifex, axiom, lux
+from tests.comparing import assert_close
 from tests.eight_devices import on_eight_devices
 from tests.torch_processes import printed
 
@@ -129,6 +131,23 @@ except anydevice.DeviceNotFoundError as error:
 def test_axiom_trains_over_data_and_over_parts_of_a_model(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     assert on_eight_devices(AXIOM, tmp_path).strip() == "held"
+
+
+def test_axiom_trains_over_a_list_of_gpus_with_torch() -> None:
+    """The cards are fakes: their processes compute on the CPU."""
+    pytest.importorskip("torch")
+    x = np.random.default_rng(0).standard_normal((27, 8)).astype("float32")
+    arguments = nn.Batches(x, (x[:, 0] > 0).astype("int32"), 8), axiom.Adam(0.01)
+    with testing.fake_machine(cuda=2, engines=["torch"]), axiom.with_backend(axiom.CUDABackend(0)):
+        model = axiom.chain(axiom.Dense(8, 16), axiom.relu, axiom.Dense(16, 2))
+        one = axiom.train(model, *arguments, progress=False)
+        several = axiom.train_data_parallel(model, *arguments, gpus=[0, 1], progress=False)
+        assert str(device_of(several)) == "cuda:0"
+        assert isinstance(several, axiom.Model)
+        for a, b in zip(leaves(several.parameters), leaves(one.parameters), strict=True):
+            assert_close(to_numpy(a), to_numpy(b), terms=256)
+        with pytest.raises(DeviceNotFoundError, match="this machine has no cuda:2"):
+            axiom.train_data_parallel(model, *arguments)
 
 
 def test_artifex_replicates_a_model_and_divides_the_batch() -> None:

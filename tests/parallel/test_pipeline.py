@@ -241,11 +241,12 @@ def test_auto_takes_a_pipeline_where_the_model_does_not_fit_a_device() -> None:
     with testing.fake_machine(cuda=2, memory="200KiB", engines=("torch",)):
         trained = nn.train(_model(), *arguments, epochs=1, devices=["cuda:0", "cuda:1"])
         assert "more than half of" in _spread(trained)
+    data, optimizer, loss = arguments
     with (
         testing.fake_machine(cuda=2, memory="8GiB", engines=("torch",)),
         pytest.raises(UnsupportedError, match="2 devices in one process need JAX"),
     ):
-        nn.train(_model(), *arguments, epochs=1, devices=["cuda:0", "cuda:1"])
+        nn.Training(_model(), optimizer, data, loss, devices=["cuda:0", "cuda:1"])
     with testing.fake_machine(cuda=1):
         trained = nn.train(_model(), *arguments, epochs=1, devices=["cuda:0", "cpu"])
         assert "parts lie in host memory" in _spread(trained)

@@ -264,7 +264,7 @@ def test_one_device_may_stand_in_a_list_and_several_are_asked_for_by_devices() -
         with pytest.raises(ConfigurationError, match=words):
             trained(device, **options)
     with pytest.raises(UnsupportedError, match="2 devices in one process need JAX") as seen:
-        trained(None, devices=[cpu("torch"), cpu("torch")])
+        trained(None, devices=[cpu("mlx"), "cpu:1"])
     assert "anydevice launch" in seen.value.reasons[0].fix
     for one in (["cpu"], [cpu("torch")], "cpu:0"):
         assert anydevice.device_of(trained(None, devices=one).model) == cpu("torch")

@@ -9,6 +9,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import pickle
 import re
 import secrets
 import signal
@@ -20,14 +21,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 from anydevice._core import checks
 from anydevice._core.hooks import is_loaded
+from anydevice._core.record import Record
 from anydevice._libraries.group import FAILURE, FOLDER, SECRET, note_failure, stop_watching
 from anydevice._libraries.registry import part
 from anydevice._machine.engines.registry import require
@@ -78,29 +81,74 @@ def launch(
             "pickled, or call launch before anything computes",
         )
     context: Any = multiprocessing.get_context("fork" if why is None else "spawn")
-    running: dict[int, tuple[Any, Connection, Path]] = {}
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with _environment(engine, processes) as variables:
+    with environment(engine, processes) as variables:
         if why is not None:
             print(f"starting {processes} processes anew, not by a fork: {why}", file=sys.stderr)
-        try:
-            for rank in range(processes):
-                ours, theirs = context.Pipe(duplex=False)
-                given = (theirs, variables(rank), function, arguments)
-                process = context.Process(target=_call, args=given, daemon=True)
+        given = [(function, *arguments)] * processes
+        with run_processes(context, variables, given) as running:
+            return receive_results(running)
+
+
+class Message(Record):
+    """A value that a process sends before its result; of the kind "error", a pickled exception."""
+
+    kind: str
+    value: Any
+
+
+Running = dict[int, tuple[Any, Connection, Path]]
+"""Each process by its rank, with its pipe, and the file for the note of its failure."""
+
+
+@contextmanager
+def run_processes(
+    context: Any,
+    variables: Variables,
+    calls: Sequence[tuple[Any, ...]],
+    *,
+    talks: bool = False,
+) -> Iterator[Running]:
+    """Start a process for each call of a function and its arguments, and end all with the block.
+
+    If a process `talks`, its pipe goes both ways, and is the first argument of its function. Such a
+    process may start others.
+    """
+    running: Running = {}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        for rank, (function, *arguments) in enumerate(calls):
+            ours, theirs = context.Pipe(duplex=talks)
+            given = (theirs, variables(rank), function, [theirs] * talks + arguments)
+            process = context.Process(target=_call, args=given, daemon=not talks)
+            with _without_main() if talks else nullcontext():
                 process.start()
-                theirs.close()
-                running[rank] = process, ours, Path(variables(rank)[FAILURE])
-            return _results(running)
-        finally:
+            theirs.close()
+            running[rank] = process, ours, Path(variables(rank)[FAILURE])
+        yield running
+    finally:
+        until = time.monotonic() + _PATIENCE
+        try:
             for process, *_ in running.values():
                 process.terminate()
-            until = time.monotonic() + _PATIENCE
             for process, *_ in running.values():
                 process.join(max(0.0, until - time.monotonic()))
+        finally:  # also after a second Ctrl-C
+            for process, *_ in running.values():
                 process.kill()
+            for process, pipe, _ in running.values():
                 process.join()
+                pipe.close()
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the main module, which a new process would import from its file before anything else."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _pickle(value: Any, problem: str, instead: str) -> Any:
@@ -139,9 +187,9 @@ def _call(
     results: Connection,
     variables: Mapping[str, str],
     function: Callable[..., Any],
-    arguments: tuple[Any, ...],
+    arguments: Sequence[Any],
 ) -> None:
-    """Call the function in a process of `launch`, and send its result or note its traceback."""
+    """Call the function in a new process, and send its result or note its traceback."""
     os.environ.update(variables)
     end_with_launcher()
     if is_loaded("torch"):  # which has read its variable already
@@ -166,26 +214,43 @@ def _call(
     results.close()
 
 
-def _results(running: Mapping[int, tuple[Any, Connection, Path]]) -> list[Any]:
+def receive_results(running: Running, answer: Callable[[Message], None] | None = None) -> list[Any]:
+    """Return the results by rank; `answer` gets the other messages of processes.
+
+    If one fails, raise the error that it has sent, from one with its rank and its traceback.
+    """
     left = {pipe: (rank, process, note) for rank, (process, pipe, note) in running.items()}
     results: dict[int, Any] = {}
+    errors: dict[int, BaseException] = {}
     failed: list[tuple[bool, float, int, str]] = []
     rest = None  # once a process has failed, the seconds to wait for others
-    while left and (ready := wait([*left], rest)):
+    while left and (ready := cast("list[Connection]", wait([*left], rest))):
         for pipe in ready:
-            rank, process, note = left.pop(cast("Connection", pipe))
+            rank, process, note = left[pipe]
             try:
-                results[rank] = cast("Connection", pipe).recv()
-            except EOFError:
+                result = pipe.recv()
+                if isinstance(result, Message):
+                    if result.kind == "error":
+                        with suppress(Exception):  # a class that only the other process has
+                            errors[rank] = pickle.loads(result.value)
+                    elif answer is not None and not failed:
+                        answer(result)
+                    continue
+                results[rank] = result
+            except (EOFError, ConnectionError):
                 process.join(_PATIENCE)
                 code, (when, text) = process.exitcode, _read_note(note)
                 is_late = bool(text) or not (code is None or code >= 0 or _was_killed(code))
                 text = text or f"it ended without a word ({_end_text(code)})"
                 failed.append((is_late, min(when, time.time()), rank, text))
                 rest = _GRACE
+            del left[pipe]
     if failed:
         _, _, rank, text = min(failed)
-        raise AnyDeviceError(f"process {rank} of {len(running)} failed:\n{text}")
+        failure = AnyDeviceError(f"process {rank} of {len(running)} failed:\n{text}")
+        if rank in errors:
+            raise errors[rank] from failure
+        raise failure
     return [results[rank] for rank in sorted(results)]
 
 
@@ -211,7 +276,7 @@ def run_script(
 
     with _handling(forward):
         for restart in range(restarts + 1):
-            with _environment(engine, processes, restart) as variables:
+            with environment(engine, processes, restart) as variables:
                 code = _run_once(command, processes, variables, running)
             if not code or restart == restarts or was_interrupted:
                 break
@@ -324,7 +389,7 @@ def _end_text(code: int | None) -> str:
 
 
 @contextmanager
-def _environment(engine: str | None, processes: int, restart: int = 0) -> Iterator[Variables]:
+def environment(engine: str | None, processes: int, restart: int = 0) -> Iterator[Variables]:
     """Yield a function that returns the variables of a process, as torchrun names them.
 
     Raises `ConfigurationError` for an engine whose processes do not compute together, and

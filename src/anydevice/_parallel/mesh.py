@@ -68,36 +68,61 @@ class Mesh(Record):
         return self.devices[0].engine
 
 
-def devices_of(given: Any) -> tuple[Device, ...]:
-    """Return the devices of a list, or all of a backend; JAX drives several."""
-    names = _list_devices(given)
+def devices_of(given: Any, engine: str | None = None) -> tuple[Device, ...]:
+    """Return the devices of a list, or all of a backend; `engine` drives several, by default JAX.
+
+    On a CPU, an index is the number of a virtual device of JAX, or of a process of PyTorch.
+    """
+    names = list_devices(given, engine)
     if not names:
         raise ConfigurationError(
             "devices= is empty; leave it out to use the device of the model", source="devices="
         )
     if len(names) == 1:
-        return (one_device(names[0]),)
-    engines = {
-        each.engine for each in names if isinstance(each, Device) and not each.engine_is_free
-    }
-    if engines - {"jax"}:
-        raise _one_a_process(len(names), sorted(map(str, engines))[0])
+        return (one_device(names[0], engine=engine),)
+    engine = engine or "jax"
+    others = requested_engines(names) - {engine}
+    if others or engine not in ("jax", "torch"):
+        raise one_a_process(len(names), min(others, default=engine))
     try:
-        devices = tuple(one_device(str(name), engine="jax") for name in names)
+        devices = tuple(_device_of(str(name), engine) for name in names)
     except DeviceNotFoundError as error:
         for name in names:
             one_device(name)  # raises for a device that no engine drives
-        raise _one_a_process(len(names), "an engine other than JAX") from error
+        raise one_a_process(len(names), f"an engine other than {engine}") from error
     if len(set(devices)) < len(devices):
         raise ConfigurationError(
             f"devices= names a device twice: {', '.join(map(str, devices))}", source="devices="
         )
+    if len({device.backend for device in devices}) > 1:
+        raise ConfigurationError(
+            f"devices= has several kinds, {', '.join(map(str, devices))}, which only a pipeline "
+            'joins; take strategy="pipeline", or devices of one kind',
+            source="devices=",
+        )
     return devices
 
 
-def _list_devices(given: Any) -> list[str | Device]:
+def _device_of(name: str, engine: str) -> Device:
+    is_process = engine == "torch" and Device(name).kind == "cpu"
+    return Device(name, engine=engine) if is_process else one_device(name, engine=engine)
+
+
+def requested_engines(names: Iterable[Any]) -> set[str]:
+    """Return the engines of devices that were made with one, as `device("cuda:0", engine="jax")`.
+
+    >>> requested_engines(["cpu:0", Device("cpu"), Device("cpu", 1, engine="torch")])
+    {'torch'}
+    """
+    devices = [each for each in names if isinstance(each, Device) and not each.engine_is_free]
+    return {str(each.engine) for each in devices}
+
+
+def list_devices(given: Any, engine: str | None = None) -> list[str | Device]:
+    """Return a list of devices, or all devices of a backend that an engine drives."""
     if isinstance(given, str) and ":" not in given:
-        return list(devices_of_backend(given)) or [given]
+        every = devices_of_backend(given)
+        return [d for d in every if engine is None or _drives(engine, d)] or [given]
     if isinstance(given, str | Device):
         return [given]
     if not isinstance(given, Iterable):
@@ -108,11 +133,17 @@ def _list_devices(given: Any) -> list[str | Device]:
     return list(given)
 
 
-def _one_a_process(count: int, engine: str) -> Exception:
+def _drives(engine: str, device: Device) -> bool:
+    return device.status is None or engine in device.status.engines
+
+
+def one_a_process(count: int, engine: str) -> Exception:
+    """Return the error for several devices in a process of an engine that drives one."""
     return no_collectives(
         f"{count} devices in one process need JAX, and {engine} drives one device a process",
         "run it with `anydevice launch -n N train.py` and devices=parallel.initialize(), or give "
-        'devices of JAX, as in device("cuda:0", engine="jax")',
+        'devices of JAX, as in device("cuda:0", engine="jax"); for a model of PyTorch, nn.train '
+        "starts the processes by itself",
     )
 
 

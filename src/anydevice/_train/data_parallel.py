@@ -22,16 +22,24 @@ from anydevice._core.trees import Tree, TreeT, leaves, mapped, refilled
 from anydevice._formats.packed import Packed
 from anydevice._libraries.layers import ModuleLayer, takes_model
 from anydevice._libraries.precision import Policy
-from anydevice._libraries.registry import part
+from anydevice._libraries.registry import adapter_of, part, training_device
+from anydevice._machine.choose.scope import one_device
 from anydevice._nn.losses import LOSSES
 from anydevice._nn.optimizers import BuiltIn, Optimizer
-from anydevice._parallel.mesh import Mesh, devices_of, no_collectives
+from anydevice._parallel.mesh import (
+    Mesh,
+    devices_of,
+    list_devices,
+    no_collectives,
+    requested_engines,
+)
 from anydevice._parallel.placing import gather, row_ranges
+from anydevice._parallel.processes import TOGETHER
 from anydevice._train import randomness
 from anydevice._train import strategy as strategies
 from anydevice._train.batches import rows_between, rows_of
 from anydevice._train.step_config import StepConfig, copied
-from anydevice.errors import ConfigurationError
+from anydevice.errors import ConfigurationError, DeviceNotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
     from anydevice._libraries.jax.mesh import JaxProcesses
@@ -49,8 +57,13 @@ LossAndGradients = tuple[tuple[Any, list[Any]], Tree]
 _INSTEAD = "train in one process, or on several devices of JAX, which compute whole batches"
 
 
-def mesh_of(device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]:
-    """Return the device of a training, and the mesh if there are several; check both arguments."""
+def mesh_of(
+    model: Any, device: Any, devices: Any, strategy: str
+) -> tuple[Any, Mesh | None, tuple[Device, ...]]:
+    """Return the device of a training, and the mesh if there are several; check the arguments.
+
+    The last value are several devices of PyTorch that no mesh joins: each needs a process.
+    """
     if isinstance(device, list | tuple):
         raise ConfigurationError(
             f"device= is one device, and {device!r} is a list; use devices= for several",
@@ -66,13 +79,63 @@ def mesh_of(device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]
                 f"strategy={strategy!r} is for several devices; give devices= too",
                 source="strategy",
             )
-        return device, None
+        return device, None, ()
     if device is not None:
         raise ConfigurationError(
             "device= and devices= are both given; use devices= alone", source="devices="
         )
-    mesh = devices if isinstance(devices, Mesh) else Mesh(devices_of(devices))
-    return mesh.devices[0], mesh if mesh.size > 1 else None
+    engine = engine_for(model, devices)
+    if not isinstance(devices, Mesh):
+        places = devices_of(devices, engine)
+        if len(places) > 1 and engine == "torch":
+            return places[0], None, places
+        devices = Mesh(places)
+    return devices.devices[0], devices if devices.size > 1 else None, ()
+
+
+def engine_for(model: Any, devices: Any) -> str | None:
+    """Return the engine that trains a model on devices: the requested one, else its own.
+
+    `None` if any engine may. Raises `ConfigurationError` if the devices are driven by another
+    engine than the model's, and that engine was not requested.
+    """
+    adapter = adapter_of(model)
+    own = adapter.library or getattr(adapter.device, "engine", None)
+    if isinstance(devices, Mesh):
+        if own in TOGETHER and own != devices.engine and devices.size > 1 and not devices.group:
+            raise ConfigurationError(
+                f"{own} trains this model, and a Mesh in one process is of JAX; give the devices "
+                f"in a list, or a model that {devices.engine} trains",
+                source="devices=",
+            )
+        return devices.engine
+    names = list_devices(devices)
+    requested = requested_engines(names)
+    if len(requested) > 1:
+        raise ConfigurationError(
+            f"devices= asks for several engines, {' and '.join(sorted(requested))}; take one",
+            source="devices=",
+        )
+    if adapter.library is not None:
+        if requested - {adapter.library}:
+            raise ConfigurationError(
+                f"devices= asks for {min(requested)}, and {adapter.library} trains a "
+                f"{type(model).__name__}; name the devices alone, as in {str(names[0])!r}",
+                source="devices=",
+            )
+        return adapter.library
+    if requested:
+        return requested.pop()
+    place = one_device(Device(str(names[0])).backend) if names else None
+    if place is not None and not place.engine_is_free:  # by ANYDEVICE_ENGINE or a settings file
+        return place.engine
+    if own in TOGETHER or len(names) < 2:
+        return own if own in TOGETHER else None
+    try:
+        devices_of(names)
+        return "jax"
+    except (UnsupportedError, DeviceNotFoundError):
+        return training_device(adapter, place).engine
 
 
 def strategy_for(
@@ -225,17 +288,20 @@ class MeshStrategy(strategies.Strategy):
     def saved(self, tree: Tree) -> Tree:
         return tree if self._group is None else _gather_saved(tree, self.leads)
 
+    def spread(self, batch: Any) -> Any:
+        every = rows_of(batch)
+
+        def divide(x: Any) -> Any:
+            has_rows = x.ndim and x.shape[0] == every
+            return self._jax.divided_inside(x, self._mesh) if has_rows else x
+
+        return mapped(divide, batch)
+
     def _shard(self, x: Any) -> Any:
         return self._jax.sharded(x, self._mesh)
 
     def _divide_batch(self, batch: Any) -> Any:
-        rows, size = rows_of(batch), self._mesh.size
         self._placed += 1
-        if rows % size and self._placed == 1:  # the last batch is often uneven: no warning
-            warn(
-                f"batches of {rows} rows do not divide over {size} devices, so each of these "
-                f"computes all of such a batch; take a size that is a multiple of {size}"
-            )
         there = self._to_first(batch)
         if self._group is not None and strategies.is_compared(self._placed):
             self._last = there

@@ -30,16 +30,17 @@ from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
 from anydevice._nn.model import Model
 from anydevice._nn.optimizers import BuiltIn, global_norm
-from anydevice._parallel.mesh import Mesh, devices_of, no_collectives
+from anydevice._parallel.mesh import Mesh, no_collectives
 from anydevice._parallel.pipeline import DISK, Staged, pipeline
 from anydevice._parallel.pipeline_modules import pipeline_of
 from anydevice._parallel.placing import row_ranges
 from anydevice._train import strategy as strategies
 from anydevice._train.batches import rows_between, rows_of
+from anydevice._train.data_parallel import engine_for
 from anydevice._train.randomness import random_state, set_random_state
 from anydevice._train.step_config import CompiledSteps, total
 from anydevice._train.stepper import FunctionStepper
-from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.errors import ConfigurationError
 
 _INSTEAD = "leave microbatches= out"
 
@@ -88,21 +89,17 @@ def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str
     kinds = {str(device).split(":")[0] for device in devices}
     if kinds & {DISK, "cpu"} and len(kinds) > 1:
         return "parts lie in host memory or on disk"
-    try:
-        devices_of(devices)
-    except UnsupportedError:  # several devices in one process, and not by JAX
-        if not hasattr(model, "parameters"):
-            return None
-        parameters = model.parameters if isinstance(model, Model) else list(model.parameters())
-        needed, text = strategies.training_size(parameters)
-        available = memory_stats(one_device(devices[0])).available
-        if available is None or needed <= available // 2:
-            return None
-        return (
-            f"{text}, more than half of {format_size(available)} available to a device, and one "
-            "process of PyTorch drives several devices so"
-        )
-    return None
+    if kinds == {"cpu"} or engine_for(model, devices) != "torch":
+        return None
+    parameters = model.parameters if isinstance(model, Model) else list(model.parameters())
+    needed, text = strategies.training_size(parameters)
+    available = memory_stats(one_device(devices[0])).available
+    if available is None or needed <= available // 2:
+        return None
+    return (
+        f"{text}, more than half of {format_size(available)} available to a device, and one "
+        "process of PyTorch drives several devices so"
+    )
 
 
 class PipelineStrategy(strategies.Strategy):

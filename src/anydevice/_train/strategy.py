@@ -116,6 +116,10 @@ class Strategy:
         """Return the parts of a step, adapted to this placement."""
         return config
 
+    def spread(self, batch: Any) -> Any:
+        """Return a batch inside compiled code, with its rows divided over the devices."""
+        return batch
+
     def gradients(self, differentiate: Function, loss: Function) -> Function:
         """Return `differentiate(loss)`: the loss of a whole batch, and its gradients."""
         return differentiate(loss)

@@ -35,7 +35,7 @@ from anydevice._nn.layer import state_leaves
 from anydevice._nn.losses import fuse_loss, fused_activation, loss_of, remark_on
 from anydevice._nn.model import Model, frozen_layers, trained_leaves
 from anydevice._nn.optimizers import SGD, Optimizer, rate_of
-from anydevice._parallel.mesh import Devices, Mesh
+from anydevice._parallel.mesh import Devices, Mesh, one_a_process
 from anydevice._train import failures, randomness
 from anydevice._train.batches import (
     batch_name,
@@ -154,7 +154,9 @@ class Training:
             device, devices, strategy = None, None, "auto"
         line = None if why is None else PipelineStrategy(model, why)
         self._given, self._data, self._optimizer = model, loader, optimizer
-        device, mesh = mesh_of(device, devices, strategy)
+        device, mesh, places = mesh_of(model, device, devices, strategy)
+        if places:
+            raise one_a_process(len(places), "torch")
         self._schedule = schedule
         self.seed = seed or 0
         self.fused_activation: str | None = None

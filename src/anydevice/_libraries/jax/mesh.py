@@ -133,6 +133,17 @@ def divided(x: jax.Array, mesh: MeshLike) -> jax.Array:
     return _place(x, mesh, PartitionSpec(_AXES))
 
 
+def divided_inside(x: jax.Array, mesh: MeshLike) -> Any:
+    """Let compiled code compute with divided rows, also uneven ones; other arrays are unchanged.
+
+    XLA pads the rows of the last devices, and leaves the padding out of every sum.
+    """
+    if not isinstance(x, jax.core.Tracer) or not x.ndim:
+        return x
+    place = NamedSharding(_native(mesh), PartitionSpec(_AXES))
+    return jax.lax.with_sharding_constraint(x, place)
+
+
 def gathered(x: jax.Array) -> jax.Array:
     """Gather an array over processes onto one device of each; all of them must call this."""
     if not x.is_fully_replicated:

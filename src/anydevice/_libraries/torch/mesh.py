@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
+import pickle
 import socket
 import sys
 import time
@@ -11,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ import torch
 import torch.distributed as distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.serialization import default_restore_location
 
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
@@ -447,6 +451,38 @@ def _make_grid(kind: str, sizes: tuple[int, int], world: Any) -> Any:
 def has_started_gpu() -> bool:
     """Whether PyTorch has started CUDA or SYCL in this process."""
     return bool(torch.cuda.is_initialized() or torch.xpu.is_initialized())
+
+
+_GLOBALS = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+)
+"""Settings of PyTorch that change the numbers of a training."""
+
+
+def pack(value: Any, pickler: Any = pickle.Pickler) -> bytes:
+    """Return a value as bytes, with the settings of PyTorch; tensors keep shared storages."""
+    buffer, settings = io.BytesIO(), [read() for read, _ in _GLOBALS]
+    module = SimpleNamespace(__name__="pickle", Pickler=pickler)
+    torch.save((settings, value), buffer, pickle_module=module, pickle_protocol=5)
+    return buffer.getvalue()
+
+
+def unpack(data: bytes, device: Device) -> Any:
+    """Return the value of `pack`; tensors of other cards are placed on the device.
+
+    This runs code of the sender, so it is only for pipes between a process and its own children.
+    """
+    native = str(registry.load("torch").native(device))
+
+    def placed(storage: Any, place: str) -> Any:
+        return default_restore_location(storage, place if place == "cpu" else native)
+
+    settings, value = torch.load(io.BytesIO(data), map_location=placed, weights_only=False)
+    for (_, write), setting in zip(_GLOBALS, settings, strict=True):
+        write(setting)
+    return value
 
 
 def set_threads(count: int) -> None:
