@@ -27,7 +27,7 @@ _INTEGERS: dict[str, Callable[[Array, Array], Array]] = {
     "Add": np.add,
     "Sub": np.subtract,
     "Mul": np.multiply,
-    "Div": lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)),
+    "Div": lambda a, b: (a - np.fmod(a, b)) // b,
 }
 
 
