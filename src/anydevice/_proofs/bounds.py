@@ -119,7 +119,7 @@ def _step(node: Node, executed: bool, machine: BoundsMachine) -> PlacedNode:
         back=_SLACK * (node.size + len(weights) + 4) * machine.unit,
         forth=_SLACK * (terms + 4) * machine.unit,
         run=_SLACK * (node.roundings * 2.0**-24 * executed + inexact),
-        floor=(terms + 4) * max(2.0**-126 * executed, machine.tiny),
+        floor=(terms + 4) * max(smooth.FLUSH * executed, machine.tiny),
     )
 
 
@@ -287,7 +287,7 @@ class LinearBounds:
         size = np.abs(centre) + radius
         spread[:, -2:] = size[:, None]
         if self.net.executed:
-            spread[:, -1] = np.where(size > 2.0**127, np.inf, size)
+            spread[:, -1] = np.where(size > smooth.LARGEST, np.inf, size)
         return Form(place(middle), place(spread))
 
     def _pass(self, number: int, step: PlacedNode, tighten: bool) -> None:
@@ -345,7 +345,7 @@ class LinearBounds:
 
     def _overflow(self, reach: DeviceArray) -> DeviceArray:
         """Return infinity for sums that might overflow float32: no error term bounds them."""
-        limit = 2.0**127
+        limit = smooth.LARGEST
         excess: DeviceArray = self.xp.maximum(reach - limit, 0.0) * limit * limit
         return excess
 

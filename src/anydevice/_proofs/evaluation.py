@@ -9,7 +9,7 @@ from math import erf
 import numpy as np
 
 from anydevice._proofs.checking.network import SMOOTH, Floats, Network, Node
-from anydevice._proofs.checking.smooth import execution_error
+from anydevice._proofs.checking.smooth import FLUSH, LARGEST, execution_error
 
 
 def evaluate(network: Network, x: Floats) -> tuple[Floats, Floats]:
@@ -29,10 +29,11 @@ def evaluate_nodes(network: Network, x: Floats) -> tuple[list[Floats], list[Floa
     """Return the values of the input and of each node, and bounds of their errors in float32.
 
     This is a running error bound (Higham, 2002, section 3.3) of all roundings that the nodes state,
-    with the errors that proofs assume of functions.
+    with the errors that proofs assume of functions, of flushes to zero, and infinity if an
+    execution may overflow.
     """
     unit = 2.0**-24
-    values, errors = [np.asarray(x, np.float64)], [np.zeros(x.shape)]
+    values, errors = [np.asarray(x, np.float64)], [np.full(x.shape, FLUSH)]
     for node in network.nodes:
         z = np.broadcast_to(node.bias, (len(x), node.size))
         size, error = np.abs(z), np.zeros(z.shape)
@@ -42,7 +43,8 @@ def evaluate_nodes(network: Network, x: Floats) -> tuple[list[Floats], list[Floa
             z = z + _times(values[number], weight)
             error = error + _times(errors[number], np.abs(weight))
         rounded = node.roundings * unit / (1 - node.roundings * unit)
-        error = error + (rounded + node.inexact + 1e-13) * size
+        error = error + (rounded + node.inexact + 1e-13) * size + FLUSH * (node.roundings + 1)
+        error = np.where(size > LARGEST, np.inf, error)
         value, off = _apply_function(node.function, z, error)
         values.append(value)
         errors.append(off)
@@ -62,7 +64,7 @@ def points(
         inner = generator.uniform(low, high, (3, inputs))
         beyond = centre + generator.uniform(-reach, reach, (3, inputs)) * (high - low)
         rows += [low, high, centre, *corners, *inner, *beyond]
-    return np.array(rows)[(np.abs(rows) < 1e36).all(1)]
+    return np.array(rows)[(np.abs(rows) < LARGEST).all(1)]
 
 
 def _sum_matrices(node: Node) -> list[tuple[int, Floats]]:

@@ -27,8 +27,6 @@ from anydevice.errors import UnsupportedError, VerificationError
 Array = npt.NDArray[Any]
 INSTALL = "pip install onnx onnxruntime"
 NOT_COMPARED = "checked for the network as read; reading not compared with an execution"
-_LARGEST, _TINY = 1e36, 1e-30
-"""Larger numbers may overflow in float32, and are not compared; smaller ones may be flushed."""
 _MAX_BOXES = 8
 
 
@@ -70,7 +68,10 @@ def compare_reading(file: ModelFile, queries: Sequence[Query]) -> None:
     x = points([(query.low, query.high) for query in chosen], file.network.inputs)
     x = x.astype(np.float64 if graph.dtype == 11 else np.float32)
     readings = [_lower_for_checker(graph, x), _lower_for_search(graph, x)]
-    plain, every = _execute(file, graph, x)
+    plain, every, constants = _execute(file, graph, x)
+    for name, value in graph.constants.items():
+        read = Computed("the reader", value[None])
+        _compare(f"{file.path}: the constant {name!r}", [read, constants[name]])
     for operator in graph.operators:
         for name in operator.outputs:
             tensors = [reading[name] for reading in readings if name in reading]
@@ -124,9 +125,8 @@ def _compare(place: str, tensors: Sequence[Computed]) -> None:
         difference = f"shapes {a.value.shape[1:]} and {b.value.shape[1:]}"
         if a.value.shape == b.value.shape:
             one, other = (c.value.astype(np.float64) for c in (a, b))
-            off = a.error + b.error + _TINY
-            compared = (np.abs(one) < _LARGEST) & (off < _LARGEST)
-            differs = compared & ~(np.abs(one - other) <= off)
+            off = a.error + b.error
+            differs = np.isfinite(one) & np.isfinite(off) & ~(np.abs(one - other) <= off)
             if not differs.any():
                 continue
             difference = f"values {one[differs][0]} and {other[differs][0]}"
@@ -138,14 +138,20 @@ def _compare(place: str, tensors: Sequence[Computed]) -> None:
 
 
 def _execute(file: ModelFile, graph: Graph, x: Array) -> list[dict[str, Computed]]:
-    """Return the output of the file at each point; and its output and all its tensors."""
-    names = {name for operator in graph.operators for name in operator.outputs if name}
-    outputs = [_field(12, _field(1, name.encode())) for name in sorted(names - {graph.output})]
+    """Return the output of the file at each point, then all its tensors, then its constants."""
+    names = [name for operator in graph.operators for name in operator.outputs if name]
+    others = [name for name in (*names, *graph.constants) if name != graph.output]
+    outputs = [_field(12, _field(1, name.encode())) for name in others]
     more = _field(7, b"".join(outputs))  # parsers merge both graphs
     examples, problems = [{graph.input: row.reshape(graph.shape)} for row in x], []
     for by in executors():
         try:
-            return [_run(by, data, examples) for data in (file.data, file.data + more)]
+            plain, whole = (_SESSIONS[by](data) for data in (file.data, file.data + more))
+            return [
+                _run(by, plain, [graph.output], examples),
+                _run(by, whole, names, examples),
+                _run(by, whole, [*graph.constants], examples[:1]),
+            ]
         except Exception as error:  # each package has errors of its own
             problems.append(f"{by}: {str(error)[:200]}")
     raise UnsupportedError(
@@ -153,10 +159,12 @@ def _execute(file: ModelFile, graph: Graph, x: Array) -> list[dict[str, Computed
     )
 
 
-def _run(by: str, data: bytes, examples: Sequence[Any]) -> dict[str, Computed]:
-    names, run = _SESSIONS[by](data)
-    columns = zip(*[run(names, example) for example in examples], strict=True)
-    return {k: Computed(by, np.stack(rows)) for k, rows in zip(names, columns, strict=True)}
+def _run(
+    by: str, run: Callable[..., Any], names: Sequence[str], examples: Sequence[Any]
+) -> dict[str, Computed]:
+    rows = [run(names, example) for example in examples] if names else []
+    columns = zip(*rows, strict=True)
+    return {k: Computed(by, np.stack(column)) for k, column in zip(names, columns, strict=True)}
 
 
 def _field(number: int, content: bytes) -> bytes:
@@ -165,21 +173,22 @@ def _field(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 2, *length, len(content) >> 28]) + content
 
 
-def _open_onnxruntime(data: bytes) -> tuple[list[str], Callable[..., Any]]:
+def _open_onnxruntime(data: bytes) -> Callable[..., Any]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    return [output.name for output in session.get_outputs()], session.run
+    run: Callable[..., Any] = session.run
+    return run
 
 
-def _open_reference(data: bytes) -> tuple[list[str], Callable[..., Any]]:
+def _open_reference(data: bytes) -> Callable[..., Any]:
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    session = ReferenceEvaluator(onnx.load_model_from_string(data))
-    return session.output_names, session.run
+    run: Callable[..., Any] = ReferenceEvaluator(onnx.load_model_from_string(data)).run
+    return run
 
 
 _SESSIONS = {"onnxruntime": _open_onnxruntime, "onnx": _open_reference}

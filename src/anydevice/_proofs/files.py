@@ -56,12 +56,17 @@ def read_queries(path: str | Path, model: ModelFile | None = None) -> tuple[Quer
                 f"{here[0]} and {here[1]}",
                 source=str(path),
             )
-        if model.softmax and not all(map(_compares, queries)):
-            raise UnsupportedError(
-                f"{path} asks for more than an order of the outputs of {model.path}, which ends in "
-                "a softmax: remove the softmax, or compare two outputs in each row"
-            )
+        check_softmax(model, queries, str(path))
     return queries
+
+
+def check_softmax(model: ModelFile, queries: Sequence[Query], claim: str) -> None:
+    """Raise `UnsupportedError` if queries of logits say something else about their softmax."""
+    if model.softmax and not all(map(_compares, queries)):
+        raise UnsupportedError(
+            f"{claim} asks for more than an order of the outputs of {model.path}, which ends in "
+            "a softmax: remove the softmax, or compare two outputs in each row"
+        )
 
 
 def read_certificate(path: str | Path, unpack: int | None = None) -> Certificate:

@@ -33,6 +33,9 @@ MAX_BYTES = 4 << 30
 ROUNDED = 2.0**-50
 """The relative error of numbers that take a few float64 operations."""
 
+_LARGEST_FACTOR = 2.0**20
+"""A norm with a larger one may overflow in float32 between the numbers that its nodes have."""
+
 _BY_COLUMN = 4
 """Sums of at most this number of terms are stored term by term: most of these are diagonal."""
 
@@ -264,7 +267,10 @@ class Builder:
         The roundings also cover an execution as `x * scale + shift`.
         """
         over = (-1, *[1] * (cells.ndim - 1))
-        scale = (weight / np.sqrt(variance + eps)).reshape(over)
+        factors = weight, 1 / np.sqrt(variance + eps), weight / np.sqrt(variance + eps)
+        if any((np.abs(factor) > _LARGEST_FACTOR).any() for factor in factors):
+            raise refused(self.path, f"a batch norm that multiplies by over {_LARGEST_FACTOR:g}")
+        scale = factors[2].reshape(over)
         centred = self.affine(cells, 1.0, -mean.reshape(over), roundings=_NORM_ROUNDINGS)
         shift = bias.reshape(over)
         return self.affine(centred, scale, shift, roundings=_NORM_ROUNDINGS, inexact=ROUNDED)

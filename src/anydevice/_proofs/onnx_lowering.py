@@ -27,7 +27,7 @@ _INTEGERS: dict[str, Callable[[Array, Array], Array]] = {
     "Add": np.add,
     "Sub": np.subtract,
     "Mul": np.multiply,
-    "Div": lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)),
+    "Div": lambda a, b: (a - np.fmod(a, b)) // b,
 }
 
 
@@ -191,8 +191,9 @@ def _prelu(net: OnnxTrace, x: Tensor, slope: FixedTensor) -> Tensor:
 
 
 def _clip(net: OnnxTrace, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
-    ends = net.option("min", low, -inf), net.option("max", high, inf)
-    return net.clip(x, *[None if abs(end) > 3e38 else end for end in ends])
+    bottom, top = net.option("min", low, -inf), net.option("max", high, inf)
+    limit = np.finfo("float64" if net.is_wide else "float32").max
+    return net.clip(x, None if bottom <= -limit else bottom, None if top >= limit else top)
 
 
 _OPERATORS: dict[str, Callable[..., Any]] = {

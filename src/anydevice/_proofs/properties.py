@@ -295,6 +295,8 @@ def same_class(label: int) -> SameClass:
 def less(smaller: int, larger: int) -> Less:
     """Return the property that the output `smaller` is less than the output `larger`.
 
+    A softmax at the end of the model is dropped: the theorem is about its logits.
+
     >>> less(0, 1)
     Less(smaller=0, larger=1)
     """

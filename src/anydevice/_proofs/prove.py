@@ -29,7 +29,7 @@ from anydevice._proofs.checking.network import (
 )
 from anydevice._proofs.checking.smooth import executors_of
 from anydevice._proofs.execution import compare_reading
-from anydevice._proofs.files import read_model, read_queries
+from anydevice._proofs.files import check_softmax, read_model, read_queries
 from anydevice._proofs.lemmas import LemmaSearch
 from anydevice._proofs.machines import BoundsMachine, machine_on, numpy_machine
 from anydevice._proofs.properties import (
@@ -114,7 +114,8 @@ class Proof(ProofOutcome):
 
     `certificates` are the proof, one for each network that the property is about. `prove` has
     checked them; `check` does it again, with code of its own, and `save` writes them to files.
-    `boxes` is the number of boxes and cases that were bounded.
+    `boxes` is the number of boxes and cases that were bounded. With `logits`, the proof is about
+    the logits before a last softmax, which may round to equal numbers.
     """
 
     certificates: tuple[Certificate, ...]
@@ -123,6 +124,7 @@ class Proof(ProofOutcome):
     boxes: int
     seconds: float = 0.0
     course: SearchProgress = SearchProgress()
+    logits: bool = False
 
     def check(self) -> int:
         """Check the proof again, with NumPy alone, and return the number of its parts.
@@ -154,9 +156,9 @@ class Proof(ProofOutcome):
 class Counterexample(ProofOutcome):
     """An input of the region for which the property does not hold.
 
-    `y` are its outputs, and `violation` is the amount by which they miss the property, 0 on the
-    edge. `exact` is whether that was computed in rational numbers; networks with smooth functions
-    are computed in float64.
+    `y` are its outputs, or the logits before a last softmax, and `violation` is the amount by which
+    they miss the property, 0 on the edge. `exact` is whether that was computed in rational numbers;
+    networks with smooth functions are computed in float64.
     """
 
     x: Any
@@ -193,6 +195,7 @@ def outcome_data(result: Result) -> dict[str, Any]:
         parts = sum(tree.leaves for tree in trees)
         data = {"result": "proved", "parts": parts, "boxes": result.boxes}
         data["executors"] = executors_of(result.certificates[0].assumptions)
+        data["logits"] = result.logits
     elif isinstance(result, Counterexample):
         x, y = result.x.reshape(-1).tolist(), result.y.reshape(-1).tolist()
         data = {"result": "counterexample", "x": x, "y": y, "violation": result.violation}
@@ -239,7 +242,7 @@ def prove(
     if limit is not None and not (is_number(limit) and limit >= 0):
         raise checks.error("limit", "a number of seconds, or None", limit)
     begin = time.monotonic()
-    theorems, shape, file_hash = _theorems(model, claim, over, precision)
+    theorems, shape, file_hash, logits = _theorems(model, claim, over, precision)
     machine = numpy_machine() if device is None and engine is None else machine_on(device, engine)
     until = begin + (inf if limit is None else limit)
     recorder = ProgressRecorder(begin, progress)
@@ -250,6 +253,7 @@ def prove(
             result = prove_theorems(theorems, machine, limits, shape, file_hash)
     except KeyboardInterrupt:  # before a search began
         result = Undecided("interrupted", 0.0, -inf, 0)
+    result = replace(result, logits=logits) if isinstance(result, Proof) else result
     course = recorder.progress(theorems[0].arithmetic)
     return replace(result, seconds=time.monotonic() - begin, course=course)
 
@@ -265,8 +269,11 @@ class Theorem(NamedTuple):
 
 def _theorems(
     model: Any, claim: Any, over: Region | None, precision: str
-) -> tuple[list[Theorem], Shape | None, str]:
-    """Return the theorems to prove, the shape of an example, and the hash of the model's file."""
+) -> tuple[list[Theorem], Shape | None, str, bool]:
+    """Return the theorems, the shape of an example, the file's hash, and whether logits are meant.
+
+    They are the logits before a last softmax.
+    """
     file = read_model(model) if isinstance(model, str | Path) else None
     if isinstance(claim, str | Path):
         if file is None:
@@ -274,20 +281,21 @@ def _theorems(
             raise ConfigurationError(text, source="claim")
         queries = read_queries(claim, file)
         compare_reading(file, queries)
-        return [Theorem(file.network, queries, precision, False)], None, file.hash
+        return [Theorem(file.network, queries, precision, False)], None, file.hash, file.softmax
     check_property(claim)
     region = check_region(over)
     if file is not None:
         parts = problems(claim, file.network, region)
+        check_softmax(file, [part.query for part in parts], str(claim))
         compare_reading(file, [part.query for part in parts])
         theorems = group_by_network(parts, precision)
         carried = [t._replace(is_carried=t.network is not file.network) for t in theorems]
-        return carried, None, file.hash
+        return carried, None, file.hash, file.softmax
     from anydevice._proofs.lowering import lower
 
     lowered = lower(model, region.shape, classes=claim.about_order, over=region)
     theorems = group_by_network(problems(claim, lowered.network, region), precision)
-    return theorems, lowered.input_shape, ""
+    return theorems, lowered.input_shape, "", bool(lowered.dropped)
 
 
 def group_by_network(parts: Sequence[Problem], precision: str) -> list[Theorem]:

@@ -36,12 +36,18 @@ def outcome_text(data: dict[str, Any]) -> str:
     """Return the sentence behind the name of a result; `data` comes from `outcome_data`."""
     took = f"in {data['seconds']:.1f} s"
     if data["result"] == "proved":
-        by = f" by {', '.join(data['executors'])}" if data["executors"] else ""
-        return f"{_COVERAGE[data['precision']]}{by}, {in_parts(data['parts'])}, {took}"
+        theorem = f"{_COVERAGE[data['precision']]}{theorem_text(data)}"
+        return f"{theorem}, {in_parts(data['parts'])}, {took}"
     if data["result"] == "counterexample":
         return took
     bound = "none" if data["best_bound"] is None else f"{data['best_bound']:.3g}"
     return f"({data['reason']}) {took}: {data['proved_share']:.1%} proved, worst bound {bound}"
+
+
+def theorem_text(data: dict[str, Any]) -> str:
+    """Return the executors of a theorem, and whether it is about logits."""
+    by = f" by {', '.join(data['executors'])}" if data["executors"] else ""
+    return by + (", for the logits before the last softmax" if data["logits"] else "")
 
 
 def counterexample_text(data: dict[str, Any]) -> Iterator[str]:

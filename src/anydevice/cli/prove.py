@@ -181,7 +181,7 @@ def _check(arguments: argparse.Namespace, output: Output) -> int:
     from anydevice._proofs.checking.smooth import executors_of
     from anydevice._proofs.execution import NOT_COMPARED, compare_reading, executors
     from anydevice._proofs.files import check, read_certificate, read_model, read_queries
-    from anydevice._report.proof import in_parts
+    from anydevice._report.proof import in_parts, theorem_text
 
     if arguments.certificate:
         raise ConfigurationError("--check reads a certificate, and --certificate writes one")
@@ -199,15 +199,15 @@ def _check(arguments: argparse.Namespace, output: Output) -> int:
     problem = problem_of(lambda: _write_result(arguments.results, verdict))
     result = "refused" if refused else "proved" if is_compared else "checked"
     about: dict[str, Any] = {"result": result, "parts": leaves, "precision": certificate.arithmetic}
-    about["executors"] = executors_of(certificate.assumptions)
+    about |= {"executors": executors_of(certificate.assumptions), "logits": model.softmax}
     about["assumptions"] = dict(certificate.assumptions)
     if arguments.json:
         output.json(about | _problems_in_json([each for each in (refused, problem) if each]))
     else:
         if not refused:
             proved = f"{output.paint('proved', 'good')} again" if is_compared else NOT_COMPARED
-            by = f" by {', '.join(about['executors'])}" if about["executors"] else ""
-            output.say(f"{proved}, in {certificate.arithmetic}{by}, {in_parts(leaves)}")
+            theorem = f"in {certificate.arithmetic}{theorem_text(about)}"
+            output.say(f"{proved}, {theorem}, {in_parts(leaves)}")
         output.complain(refused)
         output.complain(problem)
     if problem:

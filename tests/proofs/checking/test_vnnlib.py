@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from fractions import Fraction
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -140,10 +141,21 @@ def test_a_comment_ends_with_its_line() -> None:
         queries("; a comment\r(assert (<= Y_0 0))\n(assert (<= Y_1 0))")
 
 
-def test_reading_has_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anydevice._proofs.checking.readers.SECONDS", -1.0)
-    with pytest.raises(NotSupportedError, match="takes more than"):
-        queries("(assert (<= Y_0 0))")
+LONG = {
+    "a sum": "(assert (<= (+" + " Y_0" * 70 + ") 0))",
+    "rows": "(assert (<= Y_0 0))" * 35,
+    "cases": "(assert (or" + " (<= Y_0 0)" * 35 + "))",
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_reading_has_a_limit_of_time(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Each look at the clock takes a second here; the last part of a file counts, too."""
+    clock = count(0.0)
+    monkeypatch.setattr("anydevice._proofs.checking.readers.time.monotonic", lambda: next(clock))
+    assert queries("(assert (<= Y_0 0))")
+    with pytest.raises(NotSupportedError, match="takes more than 60 s"):
+        queries(LONG[name])
 
 
 def test_errors_of_files_name_them(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from anydevice._proofs.checking import smooth
 from anydevice._proofs.checking.certificate import ARITHMETICS, first_neurons
 from anydevice._proofs.checking.network import Floats, Network, RefusedError, check_network
 
-U64, U32, TINY, FLUSH, NORMAL = 2.0**-53, 2.0**-24, 1e-290, 2.0**-124, 2.0**-126
+U64, U32, TINY, NORMAL = 2.0**-53, 2.0**-24, 1e-290, 2.0**-126
 PAIRS, FORWARD, BATCH = 512, 64, 256
 """The rows of a batch, the largest number of inputs that have forms, the leaves of a batch."""
 
@@ -53,7 +53,7 @@ class SoundNetwork:
         if arithmetic not in ARITHMETICS or max(gammas) > 0.1 or self.e > 1e-6:
             raise RefusedError(f"bounds of this network in {arithmetic!r} arithmetic are not known")
         self.x = [g / (1 - g) + 2 * n.inexact for g, n in zip(gammas, self.nodes, strict=True)]
-        self.under = [TINY + FLUSH * self.float32 * (n.roundings + 1) for n in self.nodes]
+        self.under = [TINY + smooth.FLUSH * self.float32 * (n.roundings + 1) for n in self.nodes]
         self.assumptions = smooth.assumptions([n.function for n in self.nodes], self.float32, given)
 
     @np.errstate(all="ignore")

@@ -42,8 +42,10 @@ _DTYPES = {1: "f4", 6: "i4", 7: "i8", 9: "?", _DOUBLE: "f8"}
 """The dtypes by ONNX's numbers. Constants of float32 are stored in float64."""
 _SLOPE, _EPSILON = float(np.float32(0.01)), float(np.float32(1e-5))
 """The defaults of a leaky ReLU and of a batch norm; attributes of ONNX are float32."""
+_MILD = 2.0**20
 _ONE = ((), (1,))
 """The shapes of one number that broadcasting does not notice."""
+_ONLY_GELU = "erf is known as a part of GELU alone"
 _HARMLESS = {"momentum", "seed", "storage_order", "saturate"}
 """Attributes that do not change the outputs that are read."""
 _OF_SEVERAL = {"Add", "Concat", "Div", "Gemm", "MatMul", "Max", "Min", "Mul", "Sub"}
@@ -235,16 +237,32 @@ class Attributes(dict[str, Any]):
 
 def attributes_of(operator: Operator) -> Attributes:
     """Return the attributes of an operator by name, as numbers, texts, lists and arrays."""
-    attributes = {}
+    attributes = dict[str, Any]()
     for fields in map(message, operator.attributes):
-        floats = np.frombuffer(b"".join(map(bytes, fields[7] or fields[2])), "<f4").tolist()
-        value: Any = floats[0] if fields[2] else floats
-        if fields[3] or fields[8]:
-            value = fields[3][-1] if fields[3] else list(integers(fields[8]))
-        elif fields[4] or fields[5]:
-            value = text(fields[4]) if fields[4] else tensor(fields[5][-1])[1]
-        attributes[text(fields[1])] = value
+        name, (kind,) = text(fields.pop(1)), fields.pop(20, [0])
+        fields.pop(13, None)  # a comment
+        field, *others = fields or [_LISTS.get(kind, 0)]
+        if others or kind not in (0, _KINDS.get(field)) or name in attributes:
+            raise FormatError(f"its attribute {name!r} has two values, or one of another type")
+        attributes[name] = _READERS[field](fields[field])
     return Attributes(attributes)
+
+
+def _floats(contents: list[Any]) -> list[float]:
+    floats: list[float] = np.frombuffer(b"".join(map(bytes, contents)), "<f4").tolist()
+    return floats
+
+
+_KINDS, _LISTS = {2: 1, 3: 2, 4: 3, 5: 4, 7: 6, 8: 7}, {6: 7, 7: 8}
+"""The types of attributes by field, and the fields of those that may be empty."""
+_READERS: dict[int, Callable[[list[Any]], Any]] = {
+    2: lambda contents: _floats(contents)[-1],
+    3: lambda contents: contents[-1],
+    4: text,
+    5: lambda contents: tensor(*contents)[1],
+    7: _floats,
+    8: lambda contents: list(integers(contents)),
+}
 
 
 def _exact_sum(a: Array, b: Array) -> Array:
@@ -262,7 +280,7 @@ def _shape_of(function: Callable[..., Array]) -> Callable[..., Tensor]:
         if isinstance(x, Value):
             return x._replace(places=function(net.attributes, x.places, *others))
         if isinstance(x, Erf):
-            raise NotSupportedError("erf is known as a part of GELU alone")
+            raise NotSupportedError(_ONLY_GELU)
         return function(net.attributes, x, *others)
 
     return run
@@ -379,10 +397,12 @@ def _pad(net: Lowering, x: Value, pads: Any = None, value: Any = None) -> Value:
 
 def _sum(net: Lowering, a: Any, b: Any) -> Tensor:
     sign = -1.0 if net.operator.kind == "Sub" else 1.0
-    if isinstance(a, Erf) and isinstance(b, np.ndarray) and b.shape in _ONE:
-        return a._replace(shift=a.shift + sign * float(b.reshape(-1)[0]))
-    if isinstance(b, Erf) and sign > 0:
+    if isinstance(a, Erf) and isinstance(b, np.ndarray) and b.shape in _ONE and not a.shift:
+        return a._replace(shift=sign * float(b.reshape(-1)[0]))
+    if isinstance(b, Erf) and isinstance(a, np.ndarray) and sign > 0:
         return _sum(net, b, a)
+    if isinstance(a, Erf) or isinstance(b, Erf):
+        raise NotSupportedError(_ONLY_GELU)
     arrays = [x.places if isinstance(x, Value) else x for x in (a, b)]
     first, second = np.broadcast_arrays(*arrays)
     shape, zeros = first.shape, np.zeros(first.shape)
@@ -448,14 +468,17 @@ def _gelu_of(net: Lowering, erf: Erf, other: Any) -> Tensor:
     """Multiply scale * erf(x / sqrt(2)) + scale with a number, or with a multiple of x (a GELU)."""
     if not isinstance(other, Value):
         if not isinstance(other, np.ndarray) or other.shape not in _ONE:
-            raise NotSupportedError("erf is known as a part of GELU alone")
+            raise NotSupportedError(_ONLY_GELU)
         factor = float(other.reshape(-1)[0])
-        return erf._replace(scale=erf.scale * factor, shift=erf.shift * factor)
+        erf = erf._replace(scale=erf.scale * factor, shift=erf.shift * factor)
+        if abs(np.frexp(factor)[0]) != 0.5 or not 1 / 16 <= abs(erf.scale) <= 16:
+            raise NotSupportedError("erf is multiplied by other numbers than small powers of two")
+        return erf
     x, inner = _multiple(net, erf.of)
     y, outer = _multiple(net, other)
     same = x.node == y.node and np.array_equal(x.places, y.places)
     if not same or abs(inner * sqrt(2.0) - 1.0) > 1e-6 or erf.scale != erf.shift:
-        raise NotSupportedError("erf is known as a part of GELU alone")
+        raise NotSupportedError(_ONLY_GELU)
     result, factor = net.copy(x, "gelu"), 2.0 * erf.scale * outer
     if factor == 1.0:
         return result
@@ -477,7 +500,7 @@ def _div(net: Lowering, a: Any, b: Any) -> Tensor:
     if not isinstance(a, Value | Erf) and not isinstance(b, Value | Erf):
         return _fold(_truncate, a, b)
     if isinstance(a, Erf) or isinstance(b, Erf):
-        raise NotSupportedError("erf is known as a part of GELU alone")
+        raise NotSupportedError(_ONLY_GELU)
     if isinstance(b, Value):
         return _mul(net, a, net.copy(b, "reciprocal"))
     places, divisors = np.broadcast_arrays(a.places, b)
@@ -504,19 +527,18 @@ def _matmul(net: Lowering, a: Any, b: Any) -> Value:
     return result._replace(places=np.swapaxes(result.places, -1, -2)) if transposed else result
 
 
-def _product(net: Lowering, value: Value, matrix: Array, alpha: float = 1.0) -> Value:
+def _product(net: Lowering, value: Value, matrix: Array) -> Value:
     """Return tensor @ matrix, for each row of the tensor."""
     if matrix.ndim != 2 or value.shape[-1] != len(matrix):
         raise FormatError(f"shapes {value.shape} and {matrix.shape} have no product")
     rows, (terms, columns) = prod(value.shape[:-1]), matrix.shape
-    block, inexact = alpha * matrix.T, 0.0 if alpha == 1.0 else ROUNDED
-    full = block
+    full = block = matrix.T
     if rows > 1:
         full = net.zeros(rows * columns, rows * terms)
         for k in range(rows):
             full[k * columns : (k + 1) * columns, k * terms : (k + 1) * terms] = block
     bias = np.zeros((*value.shape[:-1], columns))
-    return net.add([(value, full)], bias, roundings=terms + (alpha != 1.0), inexact=inexact)
+    return net.add([(value, full)], bias, roundings=terms)
 
 
 def _gemm(net: Lowering, a: Any, b: Any, c: Any = None) -> Value:
@@ -526,7 +548,10 @@ def _gemm(net: Lowering, a: Any, b: Any, c: Any = None) -> Value:
         raise NotSupportedError("it is not the product of a tensor with constants")
     if attributes.get("transA", 0):
         a = a._replace(places=a.places.T)
-    product = _product(net, a, b.T if attributes.get("transB", 0) else b, alpha)
+    product = _product(net, a, b.T if attributes.get("transB", 0) else b)
+    if alpha != 1.0:
+        _check_mild(alpha, 1 / alpha if alpha else np.inf)
+        product = net.add([(product, alpha)], np.zeros(product.shape), roundings=1)
     if c is None or beta == 0:
         return product
     if beta != 1.0:
@@ -642,6 +667,15 @@ def _mean(net: Lowering, x: Value, axes: Array | None = None) -> Value:
     return net.add([(value, matrix)], bias, roundings=terms + 1, inexact=ROUNDED)
 
 
+def _check_mild(*factors: Any) -> None:
+    """Refuse factors so large that a step of an execution, which no node has, overflows.
+
+    A number of a node is at most `smooth.LARGEST`, which leaves a factor of 2**28 to float32.
+    """
+    if not all((np.abs(factor) <= _MILD).all() for factor in factors):
+        raise NotSupportedError(f"it multiplies by a number beyond {_MILD:g}, or divides by 0")
+
+
 def _batch_norm(net: Lowering, x: Value, scale: Array, b: Array, mean: Array, var: Array) -> Value:
     if net.attributes.get("training_mode", 0):
         raise NotSupportedError("it is in training mode")
@@ -649,7 +683,9 @@ def _batch_norm(net: Lowering, x: Value, scale: Array, b: Array, mean: Array, va
         node = net.nodes[x.node - 1]
         net.nodes[x.node - 1] = node._replace(roundings=node.roundings + 6)
     shape = (1, -1, *(1 for _ in x.shape[2:]))
-    factor = scale / np.sqrt(var + net.attributes.get("epsilon", _EPSILON))
+    root = 1 / np.sqrt(var + net.attributes.get("epsilon", _EPSILON))
+    factor = scale * root
+    _check_mild(scale, root, factor)
     factors, means, shifts = (
         np.broadcast_to(array.reshape(shape), x.shape) for array in (factor, mean, b)
     )
@@ -677,9 +713,10 @@ def _clip(net: Lowering, x: Any, least: Any = None, most: Any = None) -> Tensor:
     top = net.attributes.get("max") if most is None else float(most)
     if bottom != bottom or top != top:
         raise FormatError("it clips by NaN")
-    if bottom is not None and bottom > -3e38:
+    largest = np.finfo(np.float64 if net.wide else np.float32).max  # it limits nothing
+    if bottom is not None and bottom > -largest:
         x = _limit(net, x, bottom, 1.0)
-    return x if top is None or top > 3e38 else _limit(net, x, top, -1.0)
+    return x if top is None or top >= largest else _limit(net, x, top, -1.0)
 
 
 def _limit(net: Lowering, x: Value, edge: Any, sign: float) -> Value:

@@ -59,8 +59,13 @@ class Graph(NamedTuple):
 def read_graph(data: bytes) -> Graph:
     """Read the graph in the content of an ONNX file."""
     try:
-        graph = message(message(data)[7][-1])
+        model = message(data)
+        graph = message(model[7][-1])
         constants = dict(map(tensor, graph[5]))
+        if len(model[7]) > 1 or graph[15]:  # an execution merges graphs
+            raise FormatError("it has several graphs, or sparse constants")
+        if any(text(message(function)[10]) in ("", "ai.onnx") for function in model[25]):
+            raise FormatError("it defines an operator of ONNX anew")
         inputs = [item for item in map(message, graph[11]) if text(item[1]) not in constants]
         outputs = [text(message(item)[1]) for item in graph[12]]
         if len(inputs) != 1 or len(outputs) != 1:
@@ -78,6 +83,10 @@ def read_graph(data: bytes) -> Graph:
             domain = text(node[7]) if text(node[7]) != "ai.onnx" else ""
             name = text(node[4]) if not domain else f"{domain}.{text(node[4])}"
             operators.append(Operator(name, sources, results, node[5]))
+        results = [name for operator in operators for name in operator.outputs if name]
+        names = [text(message(item)[8]) for item in graph[5]] + [text(inputs[0][1])] + results
+        if len(set(names)) < len(names):
+            raise FormatError("two of its tensors have one name")
         return Graph(operators, constants, text(inputs[0][1]), shape, dtype, outputs[0])
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise FormatError(f"it is no ONNX model, or damaged: {error}") from error
@@ -173,11 +182,16 @@ def read_vnnlib(content: str) -> tuple[int, int, tuple[Query, ...]]:
                 raise NotSupportedError("it is of another version, or unknown")
         form = ["the whole"]
         inputs, outputs = prod(sizes["X"]), prod(sizes["Y"])
-        return inputs, outputs, tuple(_queries(common, cases, inputs, outputs))
+        return inputs, outputs, tuple(_queries(common, cases, inputs, outputs, sizes["until"]))
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         kind_of = NotSupportedError if isinstance(error, NotSupportedError) else FormatError
         place = re.sub(r"[\[\]',]+", "", str(form))[:80]
         raise kind_of(f"at {place!r}: {error}") from error
+
+
+def _check_time(until: float) -> None:
+    if time.monotonic() > until:
+        raise NotSupportedError(f"reading it takes more than {SECONDS:g} s")
 
 
 def _both(a: list[list[Row]], b: list[list[Row]]) -> list[list[Row]]:
@@ -188,8 +202,6 @@ def _both(a: list[list[Row]], b: list[list[Row]]) -> list[list[Row]]:
 
 def _cases(form: Any, sizes: Any) -> list[list[Row]]:
     """Return a formula as cases, one of which must hold."""
-    if time.monotonic() > sizes["until"]:
-        raise NotSupportedError(f"reading it takes more than {SECONDS:g} s")
     word, *parts = form
     if word == "or":
         return [case for part in parts for case in _cases(part, sizes)]
@@ -206,6 +218,7 @@ def _cases(form: Any, sizes: Any) -> list[list[Row]]:
 
 def _linear(form: Any, sizes: Any) -> Counter[Any]:
     """Return the coefficients of a term."""
+    _check_time(sizes["until"])
     if not isinstance(form, str):
         word, (total, *terms) = form[0], [_linear(part, sizes) for part in form[1:]]
         if word == "*" and len(terms) == 1:
@@ -235,20 +248,25 @@ def _sum(a: Counter[Any], b: Counter[Any], factor: Any) -> Counter[Any]:
     return total
 
 
-def _queries(common: Any, cases: Any, inputs: int, outputs: int) -> Iterator[Query]:
+def _queries(
+    common: Any, cases: Any, inputs: int, outputs: int, until: float
+) -> Iterator[Query]:
     if inputs * outputs == 0 or inputs + len(cases) * outputs > LARGEST or not cases:
         raise FormatError(f"{inputs} inputs X, {outputs} outputs Y and {len(cases)} cases")
     boxes: dict[Any, list[list[Row]]] = {}
     whole = _box(common, ((None,) * inputs,) * 2)
     for case in cases:
+        _check_time(until)
         rows = [row for row in common + case if not _about(row, "X")]
         boxes.setdefault(_box(case, whole), []).append(rows or [(Counter(), False)])
     for (low, high), groups in boxes.items():
         for i, (a, b) in enumerate(zip(low, high, strict=True)):
             if a is None or b is None or a > b:
                 raise FormatError(f"the interval of input X {i} is empty, or has no end")
-        rows = [row for group in groups for row in group]
-        table = [tuple(Fraction(row["Y", k]) for k in range(outputs)) for row, _ in rows]
+        rows, table = [row for group in groups for row in group], list[tuple[Fraction, ...]]()
+        for row, _ in rows:
+            _check_time(until)
+            table.append(tuple(Fraction(row["Y", k]) for k in range(outputs)))
         numbers = tuple(number for number, group in enumerate(groups) for _ in group)
         constants = tuple(Fraction(row[""]) for row, _ in rows)
         yield Query(low, high, tuple(table), constants, numbers, tuple(row[1] for row in rows))

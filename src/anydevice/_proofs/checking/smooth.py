@@ -19,7 +19,8 @@ import numpy as np
 
 from anydevice._proofs.checking.network import SMOOTH, Floats
 
-EPSILON, FLOAT32, FLUSH, LARGEST = 2.0**-46, 2.0**-20, 2.0**-120, 2.0**127
+EPSILON, FLOAT32, FLUSH, LARGEST = 2.0**-46, 2.0**-20, 2.0**-100, 2.0**100
+"""The last two are 2**26 from what float32 flushes, or overflows: steps of a sum may be so far."""
 EXECUTORS = dict.fromkeys(("CUDA", "JAX", "MLX", "NumPy", "PyTorch"), 0.0)
 EXECUTORS["onnxruntime"] = 2.0**-22
 """The executors that were measured, by the absolute error of their sigmoid beside the relative."""
