@@ -305,8 +305,15 @@ def build_library(tmp_path: Path) -> BuildLibrary:
 
 
 @pytest.fixture(autouse=True)
-def nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No settings, variables or choices of the person who runs the tests, nor of another test."""
+def nobody_else(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """No settings, variables or choices of the person who runs the tests, nor of another test.
+
+    Only the long form of the tests draws inputs anew in each run.
+    """
     from anydevice._machine.choose import scope
     from anydevice._machine.settings import config as settings
 
@@ -314,6 +321,8 @@ def nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
         if name != "ANYDEVICE_TEST_ENGINES":
             monkeypatch.delenv(name)
     monkeypatch.setenv("ANYDEVICE_HOME", str(tmp_path_factory.getbasetemp() / "no-home"))
+    if request.node.get_closest_marker("soak") is None:
+        monkeypatch.setenv("ANYDEVICE_SEED", "1")
     for name in ("JAX_ENABLE_X64", "JAX_DISABLE_JIT", "TORCHDYNAMO_DISABLE"):
         monkeypatch.delenv(name, raising=False)
     settings.forget_changes()

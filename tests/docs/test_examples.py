@@ -165,7 +165,8 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
     monkeypatch.chdir(tmp_path / "folder")
     ours = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
     commands = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    return {**ours, "PATH": commands, "ANYDEVICE_HOME": str(tmp_path / "home")}
+    own = {"ANYDEVICE_HOME": str(tmp_path / "home"), "ANYDEVICE_SEED": "1"}
+    return {**ours, "PATH": commands, **own}
 
 
 TWO_CARDS = """

@@ -67,7 +67,8 @@ def run(sessions: Sessions, tmp_path: Path) -> Run:
     ) -> str:
         # One thread: the tests run side by side, and threads would wait for one another.
         ours = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
-        ours |= {"ANYDEVICE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1", **variables}
+        ours |= {"ANYDEVICE_HOME": str(tmp_path), "ANYDEVICE_SEED": "1"}
+        ours |= {"OMP_NUM_THREADS": "1", **variables}
         if engine is not None:
             pytest.importorskip(
                 "mlx.core" if engine == "mlx" else engine, reason=f"{engine} is not installed"

@@ -6,7 +6,6 @@ cell. `warm_up` does the same for our own kernels alone, and compiles them ahead
 
 from __future__ import annotations
 
-import secrets
 import time
 import warnings
 from collections import defaultdict
@@ -35,6 +34,7 @@ from anydevice._check.runners import (
     runner_of,
 )
 from anydevice._check.verdicts import IN_WORDS, Cell, Kept, Of, State, Verdicts, refuse_wrong, save
+from anydevice._core import checks
 from anydevice._core.child.parent import Outcome
 from anydevice._core.device import Device, not_driven
 from anydevice._core.dtypes import DTYPES, as_dtype
@@ -44,7 +44,6 @@ from anydevice._core.record import Record, replace
 from anydevice._engines.trust import Entry
 from anydevice._machine.choose.scope import device as choose_device
 from anydevice._ops import trusted_kernels
-from anydevice._ops.arguments import integer
 from anydevice.errors import UnsupportedError
 
 WARMED_UP = ("bfloat16", "float16", "float32")
@@ -148,7 +147,7 @@ def verify(
     runners = find_runners(named or (), one_or_more(engines))
     if quick and not named:
         runners = _one_of_each_model(runners)
-    chosen = secrets.randbelow(2**32) if seed is None else integer("verify", "seed", seed)
+    chosen = checks.seed(seed, "verify")
     how: dict[str, Any] = {"quick": quick, "isolated": isolated, "seed": chosen}
     cells: list[Cell] = []
     for op_cells in _each_op(rows, kinds, runners, progress, **how):
@@ -492,7 +491,7 @@ def _verify_kernels(here: Runner, entries: set[Entry], progress: Progress | None
     missing = sorted(entries.difference(trusted_kernels.load_trusted()))
     steps = [_Step(_row_of(op), "kernel", dtype) for op, dtype, _ in missing]
     saved = Kept((), ())
-    with closing(_Course(here, secrets.randbelow(2**32), FEWEST_DRAWS)) as course:
+    with closing(_Course(here, checks.seed(None, "warm_up"), FEWEST_DRAWS)) as course:
         cells = []
         for number, step in enumerate(steps):
             if progress is not None:

@@ -43,6 +43,7 @@ from anydevice._check.compare import ROUNDING_UNIT
 from anydevice._compile.properties import Property, check_properties
 from anydevice._compile.report import Checked
 from anydevice._compile.versions import CallSignature, shapes_text, split_inputs
+from anydevice._core import checks
 from anydevice._core.array import Array as DeviceArray
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
@@ -261,7 +262,7 @@ def verify_model(
         example = named or (given[0] if len(given) == 1 else given)
         holding = check_properties(example, output, properties) if properties else ()
         verified = [hosts]
-        seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
+        seed = checks.seed(seed, "compile")
         sampler = Sampler(hosts, seed, run, reference)
         so_far.is_drawn = True
         drawing = time.perf_counter()

@@ -28,7 +28,7 @@ from anydevice.errors import AnyDeviceError
 EXAMPLE = "anydevice config --why"
 
 _VARIABLES = ("ANYDEVICE_DEVICE", "ANYDEVICE_ENGINE", "ANYDEVICE_HOME")
-_OF_PROCESSES = [f"ANYDEVICE_{name}" for name in ("LAUNCHER", "FAILED", "SECRET", "WAIT_LIMIT")]
+_OTHERS = [f"ANYDEVICE_{n}" for n in ("SEED", "LAUNCHER", "FAILED", "SECRET", "WAIT_LIMIT")]
 
 Setting = tuple[str, str, str]
 """The name of a setting, its value in words, and where it came from."""
@@ -96,7 +96,7 @@ def _looked_at() -> dict[str, object]:
 def _unknown() -> list[str]:
     """Return the variables that look like ours and that nothing reads."""
     ours = (name for name in os.environ if name.startswith("ANYDEVICE_"))
-    return sorted(set(ours) - {*_VARIABLES, *_OF_PROCESSES})
+    return sorted(set(ours) - {*_VARIABLES, *_OTHERS})
 
 
 def _exists(path: Path | None) -> bool:

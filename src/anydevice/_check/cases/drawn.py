@@ -306,11 +306,11 @@ class Space(Draw):
         if self.dtype.kind == "bool":
             return self.chance(*shape, of=self.pick("chance", (0.5, 0.03, 0.97)))
         texts = self.kinds[1] if self.dtype.kind == "int" else kinds or self.kinds[0]
-        kinds = " ".join(KINDS.get(one, one) for one in texts.split())
-        kind = self.pick(texts, kinds.split())
-        if self.vast and "sparse" in kinds:  # where errors of long sums are small
+        choices = " ".join(KINDS.get(one, one) for one in texts.split())
+        kind = self.pick(texts, choices.split())
+        if self.vast and "sparse" in choices:  # where errors of long sums are small
             kind = self.pick("sparse", ("sparse", kind))
-        if self.vast and kind in ("positive", "rising"):  # all are rounded one way
+        if self.vast and not kinds and kind in ("positive", "rising"):  # all are rounded one way
             kind = "normal"
         if self.vast and self.op in ("sum", "mean"):
             kind = "few"  # exact in any order
