@@ -47,7 +47,8 @@ def reached(source: str) -> Iterator[int]:
 
 def _is_read(node: ast.AST) -> bool:
     is_load = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
-    return is_load and ast.unparse(node).startswith("sys.modules[")
+    text = ast.unparse(node)
+    return is_load and text.startswith("sys.modules[") and text != "sys.modules['__main__']"
 
 
 def is_room(path: str) -> bool:
