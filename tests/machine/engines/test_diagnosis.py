@@ -407,6 +407,10 @@ def test_the_other_backends(site, backend: str, machine: Platform, command: str 
     assert told(backend, Facts("device"), machine) == command
 
 
+def test_the_index_for_intel_s_gpus(site) -> None:
+    assert command_for(registry.installed("torch"), "xpu", Facts("Arc A770"), LINUX) == index("xpu")
+
+
 def test_mlx_lacks_its_backend(site) -> None:
     site.mlx("0.32.4")
     build = registry.installed("mlx")

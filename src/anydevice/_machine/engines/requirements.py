@@ -1,6 +1,7 @@
 """The packages that bring a backend to an engine, and where each fits: one dated table.
 
-State of 18 September 2026: PyTorch 2.14, JAX 0.10, CuPy 14. Read these sources again to update it:
+State of 18 November 2026: PyTorch 2.15, JAX 0.10, CuPy 14; of PyTorch's indexes, 18 September
+2026 and 2.14, the last release in cu126 (issue 190385 of pytorch/pytorch). Sources, to read again:
 
 - PyTorch: RELEASE.md of pytorch/pytorch, "Release Compatibility Matrix" and "PyTorch CUDA Support
   Matrix" of 2.9 to 2.14. Its index cu132 serves the same drivers and cards as cu130.
