@@ -18,12 +18,12 @@ BUDGETS = {
     "_bench": 1_600,
     "_check": 5_900,
     "_compile": 2_110,  # claims that were not proved are in the report
-    "_core": 5_860,  # a backend for Intel GPUs, with Level Zero in the child; commands that install anydevice itself
+    "_core": 5_860,  # Intel GPUs, with Level Zero in the child; how to install anydevice
     "_engines": 11_370,  # torch.xpu beside torch.cuda; recomputation without PyTorch's compiler
     "_formats": 1_950,
     "_libraries": 5_470,  # with the proof and the watch of processes, group.py; ONNX Runtime
     "_llm": 4_650,
-    "_machine": 8_770,  # the table of requirements with its sources; the reader of Intel GPUs; the log of choices
+    "_machine": 8_770,  # requirements with their sources; the reader of Intel GPUs; the log
     "_nn": 3_700,  # the shape of one example; a line about claims without a certificate
     "_ops": 4_650,
     "_parallel": 2_460,  # processes of PyTorch for a list of devices
