@@ -26,8 +26,13 @@ def main() -> None:
     path = sys.argv[0]
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(path))
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=path, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = module
     try:
-        run_script_as(path, "__main__")
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        exec(code, module.__dict__)
         sys.stdout.flush()
     except SystemExit as error:
         if error.code:
@@ -37,22 +42,11 @@ def main() -> None:
         os._exit(128 + 13)
     except Exception as error:
         trace = error.__traceback__
-        trace = trace and trace.tb_next and trace.tb_next.tb_next  # without the lines of this file
+        trace = None if trace is None else trace.tb_next  # without the lines of this file
         error = error.with_traceback(trace)
         _note(error, "".join(traceback.format_exception(error)))
         sys.excepthook(type(error), error, trace)
         raise SystemExit(1) from None
-
-
-def run_script_as(path: str, name: str, package: str | None = None) -> None:
-    """Run a script as the main module of this process, under a name."""
-    module = ModuleType(name)
-    module.__dict__.update(__file__=path, __builtins__=builtins, __cached__=None)
-    module.__package__ = package
-    sys.modules["__main__"] = sys.modules[name] = module
-    with open(path, "rb") as file:
-        code = compile(file.read(), path, "exec", dont_inherit=True)
-    exec(code, module.__dict__)
 
 
 def end_with_launcher() -> None:

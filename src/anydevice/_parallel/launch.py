@@ -21,21 +21,24 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
+from multiprocessing.spawn import import_main_path
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from anydevice._core import checks
+from anydevice._core.device import Device
 from anydevice._core.hooks import is_loaded
 from anydevice._core.record import Record
 from anydevice._libraries.group import FAILURE, FOLDER, SECRET, note_failure, stop_watching
 from anydevice._libraries.registry import part
-from anydevice._machine.engines.registry import require
+from anydevice._machine.engines.registry import place_of, require
 from anydevice._parallel.__main__ import end_with_launcher
-from anydevice._parallel.processes import TOGETHER
+from anydevice._parallel.processes import TOGETHER, initialize, launched
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 _GRACE = 0.3
@@ -50,8 +53,21 @@ _LINGERING = 0.5
 _NO_READER = 128 + 13
 """The exit code of a script after `| head` has stopped reading: 128 plus SIGPIPE."""
 
+_OF_MAIN = b"\x8c\x08__main__"
+"""The name of the main module in a pickle."""
+
 Variables = Callable[[int], dict[str, str]]
 """The environment variables of a process, given its rank."""
+
+Running = dict[int, tuple[Any, Connection, Path]]
+"""Each process by its rank, with its pipe, and the file for the note of its failure."""
+
+
+class Message(Record):
+    """A value that a process sends before its result; of the kind "error", a pickled exception."""
+
+    kind: str
+    value: Any
 
 
 def launch(
@@ -81,74 +97,140 @@ def launch(
             "pickled, or call launch before anything computes",
         )
     context: Any = multiprocessing.get_context("fork" if why is None else "spawn")
-    with environment(engine, processes) as variables:
+    with _environment(engine, processes) as variables:
         if why is not None:
             print(f"starting {processes} processes anew, not by a fork: {why}", file=sys.stderr)
-        given = [(function, *arguments)] * processes
-        with run_processes(context, variables, given) as running:
-            return receive_results(running)
+        calls = [(function, *arguments)] * processes
+        with _run_processes(context, variables, calls) as running:
+            return _results(running)
 
 
-class Message(Record):
-    """A value that a process sends before its result; of the kind "error", a pickled exception."""
+def call_on_devices(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    devices: Sequence[Device],
+    answer: Callable[[Sequence[Connection], Message], None],
+    ctrl_c: Any,
+) -> list[Any]:
+    """Return the results of `function(mesh, pipe, **arguments)` in a process for each device.
 
-    kind: str
-    value: Any
+    `answer` gets the pipes of all, and each message of one. `ctrl_c` handles Ctrl-C in a block, and
+    its `acknowledge` passes it on. If a process fails, all end, and its error is raised here.
+    """
+    launcher, count = launched(os.environ), len(devices)
+    if launcher is not None and launcher.size > 1:
+        raise ConfigurationError(
+            "this is one of several processes, and starts none: give devices=parallel.initialize()."
+            " If a list of devices started it, to import this script, put the training under "
+            '`if __name__ == "__main__":`, or run: pip install cloudpickle',
+            source="devices=",
+        )
+    data, script = _pack_arguments(arguments, count)
+    method, spawn = multiprocessing.get_start_method(True), multiprocessing.get_context("spawn")
+    calls = [(_call_here, function, place_of(device), script, method) for device in devices]
+    with (
+        _environment("torch", count) as variables,
+        _run_processes(spawn, variables, calls, talks=True) as running,
+        ctrl_c,
+    ):
+        first, pipes = running[0][0], [pipe for _, pipe, _ in running.values()]
+        if hasattr(os, "setpgrp"):  # elsewhere, Ctrl-C reaches all processes by itself
+            ctrl_c.acknowledge = lambda: os.kill(first.pid, signal.SIGINT)
+        for pipe in pipes:
+            with suppress(OSError):  # the process has ended, and its failure is received below
+                pipe.send_bytes(data)
+        return _results(running, partial(answer, pipes))
 
 
-Running = dict[int, tuple[Any, Connection, Path]]
-"""Each process by its rank, with its pipe, and the file for the note of its failure."""
+def _pack_arguments(arguments: Mapping[str, Any], count: int) -> tuple[bytes, str | None]:
+    """Return the arguments as bytes, and the script to import before they are read, if any."""
+    picklers: list[Any] = [pickle.Pickler]
+    with suppress(ImportError):
+        from cloudpickle import Pickler
+
+        picklers.append(Pickler)
+
+    def pack(value: Any, pickler: Any) -> tuple[bytes, object]:
+        try:
+            data = part("torch", "mesh").pack(value, pickler)
+        except Exception as error:  # of any class: objects have pickling code of their own
+            return b"", error
+        is_by_name = pickler is pickle.Pickler and _OF_MAIN in data
+        return data, "it is defined in the main program, which is no file" if is_by_name else None
+
+    for pickler in picklers:
+        data, problem = pack(arguments, pickler)
+        if problem is None:
+            return data, None
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    if data and path is not None and os.path.isfile(path):
+        return data, os.path.abspath(path)
+    packed = {name: pack(value, picklers[-1]) for name, value in arguments.items()}
+    name = next(name for name, (own, why) in packed.items() if why and (data or not own))
+    is_by_value = len(picklers) > 1 or isinstance(arguments[name], Iterator)
+    raise ConfigurationError(
+        f"{name}= cannot be sent to the processes that devices= starts ({packed[name][1]}); "
+        f"{'' if is_by_value else 'run: pip install cloudpickle, or '}start the script by "
+        f"`anydevice launch -n {count} train.py`, with devices=parallel.initialize()",
+        source=name,
+    )
+
+
+def _call_here(pipe: Any, function: Any, place: Device, script: str | None, method: Any) -> Any:
+    """Receive the arguments in a new process, join the others, and call the function."""
+    multiprocessing.set_start_method(method, force=True)  # for loaders, as in the parent
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # a terminal sends Ctrl-C to the parent alone, which passes it on
+    try:
+        data = pipe.recv_bytes()
+        if script is not None:
+            import_main_path(script)
+        mesh = initialize("cpu" if place.kind == "cpu" else str(place), engine="torch")
+        return function(mesh, pipe, **part("torch", "mesh").unpack(data, mesh.devices[0]))
+    except BaseException as error:
+        with suppress(Exception):  # an error that cannot be pickled is told by its traceback
+            pipe.send(Message("error", pickle.dumps(error)))
+        raise
 
 
 @contextmanager
-def run_processes(
-    context: Any,
-    variables: Variables,
-    calls: Sequence[tuple[Any, ...]],
-    *,
-    talks: bool = False,
+def _run_processes(
+    context: Any, variables: Variables, calls: Sequence[Sequence[Any]], talks: bool = False
 ) -> Iterator[Running]:
     """Start a process for each call of a function and its arguments, and end all with the block.
 
-    If a process `talks`, its pipe goes both ways, and is the first argument of its function. Such a
-    process may start others.
+    If a process `talks`, its pipe goes both ways, and is the first argument of its function. It may
+    start processes of its own.
     """
     running: Running = {}
     sys.stdout.flush()
     sys.stderr.flush()
+    main = sys.modules["__main__"]
     try:
         for rank, (function, *arguments) in enumerate(calls):
             ours, theirs = context.Pipe(duplex=talks)
             given = (theirs, variables(rank), function, [theirs] * talks + arguments)
             process = context.Process(target=_call, args=given, daemon=not talks)
-            with _without_main() if talks else nullcontext():
-                process.start()
+            if talks:  # else a new process would run the script of the main module
+                sys.modules["__main__"] = ModuleType("__main__")
+            process.start()
+            sys.modules["__main__"] = main
             theirs.close()
             running[rank] = process, ours, Path(variables(rank)[FAILURE])
         yield running
     finally:
+        sys.modules["__main__"] = main
         until = time.monotonic() + _PATIENCE
         try:
             for process, *_ in running.values():
                 process.terminate()
             for process, *_ in running.values():
                 process.join(max(0.0, until - time.monotonic()))
-        finally:  # also after a second Ctrl-C
+        finally:  # also at a second Ctrl-C
             for process, *_ in running.values():
                 process.kill()
-            for process, pipe, _ in running.values():
+            for process, *_ in running.values():
                 process.join()
-                pipe.close()
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide the main module, which a new process would import from its file before anything else."""
-    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def _pickle(value: Any, problem: str, instead: str) -> Any:
@@ -214,11 +296,7 @@ def _call(
     results.close()
 
 
-def receive_results(running: Running, answer: Callable[[Message], None] | None = None) -> list[Any]:
-    """Return the results by rank; `answer` gets the other messages of processes.
-
-    If one fails, raise the error that it has sent, from one with its rank and its traceback.
-    """
+def _results(running: Running, answer: Callable[[Message], None] | None = None) -> list[Any]:
     left = {pipe: (rank, process, note) for rank, (process, pipe, note) in running.items()}
     results: dict[int, Any] = {}
     errors: dict[int, BaseException] = {}
@@ -228,15 +306,14 @@ def receive_results(running: Running, answer: Callable[[Message], None] | None =
         for pipe in ready:
             rank, process, note = left[pipe]
             try:
-                result = pipe.recv()
-                if isinstance(result, Message):
-                    if result.kind == "error":
-                        with suppress(Exception):  # a class that only the other process has
-                            errors[rank] = pickle.loads(result.value)
-                    elif answer is not None and not failed:
-                        answer(result)
-                    continue
-                results[rank] = result
+                results[rank] = message = pipe.recv()
+                if not isinstance(message, Message):
+                    del left[pipe]
+                elif message.kind == "error":
+                    with suppress(Exception):  # its class may exist in that process alone
+                        errors[rank] = pickle.loads(message.value)
+                elif answer is not None and not failed:
+                    answer(message)
             except (EOFError, ConnectionError):
                 process.join(_PATIENCE)
                 code, (when, text) = process.exitcode, _read_note(note)
@@ -244,13 +321,11 @@ def receive_results(running: Running, answer: Callable[[Message], None] | None =
                 text = text or f"it ended without a word ({_end_text(code)})"
                 failed.append((is_late, min(when, time.time()), rank, text))
                 rest = _GRACE
-            del left[pipe]
+                del left[pipe]
     if failed:
         _, _, rank, text = min(failed)
         failure = AnyDeviceError(f"process {rank} of {len(running)} failed:\n{text}")
-        if rank in errors:
-            raise errors[rank] from failure
-        raise failure
+        raise errors.get(rank, failure) from (failure if rank in errors else None)
     return [results[rank] for rank in sorted(results)]
 
 
@@ -276,7 +351,7 @@ def run_script(
 
     with _handling(forward):
         for restart in range(restarts + 1):
-            with environment(engine, processes, restart) as variables:
+            with _environment(engine, processes, restart) as variables:
                 code = _run_once(command, processes, variables, running)
             if not code or restart == restarts or was_interrupted:
                 break
@@ -389,7 +464,7 @@ def _end_text(code: int | None) -> str:
 
 
 @contextmanager
-def environment(engine: str | None, processes: int, restart: int = 0) -> Iterator[Variables]:
+def _environment(engine: str | None, processes: int, restart: int = 0) -> Iterator[Variables]:
     """Yield a function that returns the variables of a process, as torchrun names them.
 
     Raises `ConfigurationError` for an engine whose processes do not compute together, and

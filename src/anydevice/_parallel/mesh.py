@@ -73,7 +73,7 @@ def devices_of(given: Any, engine: str | None = None) -> tuple[Device, ...]:
 
     On a CPU, an index is the number of a virtual device of JAX, or of a process of PyTorch.
     """
-    names = list_devices(given, engine)
+    names = list_devices(given)
     if not names:
         raise ConfigurationError(
             "devices= is empty; leave it out to use the device of the model", source="devices="
@@ -90,15 +90,11 @@ def devices_of(given: Any, engine: str | None = None) -> tuple[Device, ...]:
         for name in names:
             one_device(name)  # raises for a device that no engine drives
         raise one_a_process(len(names), f"an engine other than {engine}") from error
-    if len(set(devices)) < len(devices):
+    is_repeated = len(set(devices)) < len(devices)
+    if is_repeated or len({device.backend for device in devices}) > 1:
+        problem = "a device twice" if is_repeated else "several kinds, which only a pipeline joins"
         raise ConfigurationError(
-            f"devices= names a device twice: {', '.join(map(str, devices))}", source="devices="
-        )
-    if len({device.backend for device in devices}) > 1:
-        raise ConfigurationError(
-            f"devices= has several kinds, {', '.join(map(str, devices))}, which only a pipeline "
-            'joins; take strategy="pipeline", or devices of one kind',
-            source="devices=",
+            f"devices= names {problem}: {', '.join(map(str, devices))}", source="devices="
         )
     return devices
 
@@ -108,21 +104,16 @@ def _device_of(name: str, engine: str) -> Device:
     return Device(name, engine=engine) if is_process else one_device(name, engine=engine)
 
 
-def requested_engines(names: Iterable[Any]) -> set[str]:
-    """Return the engines of devices that were made with one, as `device("cuda:0", engine="jax")`.
-
-    >>> requested_engines(["cpu:0", Device("cpu"), Device("cpu", 1, engine="torch")])
-    {'torch'}
-    """
+def requested_engines(names: Iterable[str | Device]) -> set[str]:
+    """Return the engines of devices made with one, such as `device("cuda:0", engine="jax")`."""
     devices = [each for each in names if isinstance(each, Device) and not each.engine_is_free]
     return {str(each.engine) for each in devices}
 
 
-def list_devices(given: Any, engine: str | None = None) -> list[str | Device]:
-    """Return a list of devices, or all devices of a backend that an engine drives."""
+def list_devices(given: Any) -> list[str | Device]:
+    """Return a list of devices, or all devices of a backend."""
     if isinstance(given, str) and ":" not in given:
-        every = devices_of_backend(given)
-        return [d for d in every if engine is None or _drives(engine, d)] or [given]
+        return list(devices_of_backend(given)) or [given]
     if isinstance(given, str | Device):
         return [given]
     if not isinstance(given, Iterable):
@@ -131,10 +122,6 @@ def list_devices(given: Any, engine: str | None = None) -> list[str | Device]:
             source="devices=",
         )
     return list(given)
-
-
-def _drives(engine: str, device: Device) -> bool:
-    return device.status is None or engine in device.status.engines
 
 
 def one_a_process(count: int, engine: str) -> Exception:

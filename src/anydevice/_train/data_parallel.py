@@ -8,8 +8,11 @@ modules are sharded by PyTorch's own FSDP2.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, cast
 
 from anydevice._arrays.memory.stats import memory_stats
@@ -20,12 +23,15 @@ from anydevice._core.record import replace
 from anydevice._core.text import format_size, warn
 from anydevice._core.trees import Tree, TreeT, leaves, mapped, refilled
 from anydevice._formats.packed import Packed
-from anydevice._libraries.layers import ModuleLayer, takes_model
-from anydevice._libraries.precision import Policy
+from anydevice._libraries.layers import ModuleLayer, layer_of, takes_model
+from anydevice._libraries.precision import Policy, default_precision, policy_of
 from anydevice._libraries.registry import adapter_of, part, training_device
 from anydevice._machine.choose.scope import one_device
+from anydevice._machine.settings import config as settings
 from anydevice._nn.losses import LOSSES
+from anydevice._nn.model import Model
 from anydevice._nn.optimizers import BuiltIn, Optimizer
+from anydevice._parallel.launch import Message, call_on_devices
 from anydevice._parallel.mesh import (
     Mesh,
     devices_of,
@@ -38,8 +44,9 @@ from anydevice._parallel.processes import TOGETHER
 from anydevice._train import randomness
 from anydevice._train import strategy as strategies
 from anydevice._train.batches import rows_between, rows_of
+from anydevice._train.callbacks import Callback, TrainingEvent, callbacks_of, step_callbacks
 from anydevice._train.step_config import StepConfig, copied
-from anydevice.errors import ConfigurationError, DeviceNotFoundError, UnsupportedError
+from anydevice.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from anydevice._libraries.jax.mesh import JaxProcesses
@@ -57,12 +64,10 @@ LossAndGradients = tuple[tuple[Any, list[Any]], Tree]
 _INSTEAD = "train in one process, or on several devices of JAX, which compute whole batches"
 
 
-def mesh_of(
-    model: Any, device: Any, devices: Any, strategy: str
-) -> tuple[Any, Mesh | None, tuple[Device, ...]]:
+def mesh_of(model: Any, device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]:
     """Return the device of a training, and the mesh if there are several; check the arguments.
 
-    The last value are several devices of PyTorch that no mesh joins: each needs a process.
+    Several devices of PyTorch in one process are a tuple: each needs a process of its own.
     """
     if isinstance(device, list | tuple):
         raise ConfigurationError(
@@ -79,7 +84,7 @@ def mesh_of(
                 f"strategy={strategy!r} is for several devices; give devices= too",
                 source="strategy",
             )
-        return device, None, ()
+        return device, None
     if device is not None:
         raise ConfigurationError(
             "device= and devices= are both given; use devices= alone", source="devices="
@@ -88,54 +93,33 @@ def mesh_of(
     if not isinstance(devices, Mesh):
         places = devices_of(devices, engine)
         if len(places) > 1 and engine == "torch":
-            return places[0], None, places
+            return places, None
         devices = Mesh(places)
-    return devices.devices[0], devices if devices.size > 1 else None, ()
+    return devices.devices[0], devices if devices.size > 1 else None
 
 
 def engine_for(model: Any, devices: Any) -> str | None:
-    """Return the engine that trains a model on devices: the requested one, else its own.
-
-    `None` if any engine may. Raises `ConfigurationError` if the devices are driven by another
-    engine than the model's, and that engine was not requested.
-    """
+    """Return the engine that trains a model on devices: the requested one, else its own."""
     adapter = adapter_of(model)
     own = adapter.library or getattr(adapter.device, "engine", None)
-    if isinstance(devices, Mesh):
-        if own in TOGETHER and own != devices.engine and devices.size > 1 and not devices.group:
-            raise ConfigurationError(
-                f"{own} trains this model, and a Mesh in one process is of JAX; give the devices "
-                f"in a list, or a model that {devices.engine} trains",
-                source="devices=",
-            )
+    own = own if own in TOGETHER else None
+    is_mesh = isinstance(devices, Mesh)
+    if is_mesh and (devices.group is not None or devices.size == 1):
         return devices.engine
-    names = list_devices(devices)
+    names = devices.devices if is_mesh else list_devices(devices)
     requested = requested_engines(names)
-    if len(requested) > 1:
+    if own is not None and requested - {own} and (adapter.library is not None or is_mesh):
         raise ConfigurationError(
-            f"devices= asks for several engines, {' and '.join(sorted(requested))}; take one",
+            f"{own} trains this model, and {min(requested - {own})} drives devices=; give a list "
+            f"of names, such as {[str(name) for name in names]}, or another model",
             source="devices=",
         )
-    if adapter.library is not None:
-        if requested - {adapter.library}:
-            raise ConfigurationError(
-                f"devices= asks for {min(requested)}, and {adapter.library} trains a "
-                f"{type(model).__name__}; name the devices alone, as in {str(names[0])!r}",
-                source="devices=",
-            )
-        return adapter.library
-    if requested:
-        return requested.pop()
-    place = one_device(Device(str(names[0])).backend) if names else None
-    if place is not None and not place.engine_is_free:  # by ANYDEVICE_ENGINE or a settings file
+    if requested or not names or adapter.library is not None:
+        return min(requested, default=own)
+    place = one_device(Device(str(names[0])).backend)
+    if requested_engines([place]):  # by ANYDEVICE_ENGINE or a settings file
         return place.engine
-    if own in TOGETHER or len(names) < 2:
-        return own if own in TOGETHER else None
-    try:
-        devices_of(names)
-        return "jax"
-    except (UnsupportedError, DeviceNotFoundError):
-        return training_device(adapter, place).engine
+    return training_device(adapter, place).engine if own is None and len(names) > 1 else own
 
 
 def strategy_for(
@@ -158,11 +142,6 @@ def strategy_for(
             )
         why = "as asked" if strategy == "replicate" else "what processes of MLX do"
         return RingStrategy(group, device, f"{mesh.size} processes, replicate: {why}")
-    if device.engine != "jax" and (group is None or device.engine != "torch"):
-        raise no_collectives(
-            f"{device.engine} trains on one device a process, and {mesh.size} were given",
-            "give one device, or a model that JAX trains",
-        )
     mesh, text = _choose_sizes(mesh, strategy, parameters)
     if group is not None:  # the memory of one process decides for all of them
         shard, text = group.of_first((mesh.shard, text))
@@ -187,7 +166,7 @@ def _choose_sizes(mesh: Mesh, strategy: str, parameters: Tree) -> tuple[Mesh, st
         text = f"{mesh.replicate} groups that hold all of it, {mesh.shard} devices each"
         return mesh, f"{mesh.size} devices: {text}, as the mesh says"
     if strategy == "auto":
-        strategy, why = _choose_strategy(mesh, parameters)
+        strategy, why = choose_strategy(mesh.devices[0], mesh.size, parameters)
     size = mesh.size
     sizes = (size, 1) if strategy == "replicate" else (1, size)
     where = "" if mesh.group is None else f" in {mesh.group.size} processes"
@@ -195,15 +174,14 @@ def _choose_sizes(mesh: Mesh, strategy: str, parameters: Tree) -> tuple[Mesh, st
     return Mesh(mesh.devices, *sizes, mesh.group), f"{these}, {strategy}: {why}"
 
 
-def _choose_strategy(mesh: Mesh, parameters: Tree) -> tuple[str, str]:
+def choose_strategy(device: Device, count: int, parameters: Tree) -> tuple[str, str]:
     """Replicate if that takes less than half of the memory, else shard; also return the reason."""
     needed, text = strategies.training_size(parameters)
-    device = mesh.devices[0]
     available = memory_stats(device).available
     if available is None:
         return "replicate", f"{text}, and {device} does not say how much it has"
     if device.kind == "cpu":  # all of them share one memory
-        available //= mesh.size
+        available //= count
     there = f"{format_size(available)} available to each device"
     if needed <= available // 2:
         return "replicate", f"{text}, less than half of {there}"
@@ -289,13 +267,7 @@ class MeshStrategy(strategies.Strategy):
         return tree if self._group is None else _gather_saved(tree, self.leads)
 
     def spread(self, batch: Any) -> Any:
-        every = rows_of(batch)
-
-        def divide(x: Any) -> Any:
-            has_rows = x.ndim and x.shape[0] == every
-            return self._jax.divided_inside(x, self._mesh) if has_rows else x
-
-        return mapped(divide, batch)
+        return mapped(lambda x: self._jax.divided(x, self._mesh), batch)
 
     def _shard(self, x: Any) -> Any:
         return self._jax.sharded(x, self._mesh)
@@ -305,7 +277,7 @@ class MeshStrategy(strategies.Strategy):
         there = self._to_first(batch)
         if self._group is not None and strategies.is_compared(self._placed):
             self._last = there
-        return mapped(lambda x: self._jax.divided(x, self._mesh), there)
+        return self.spread(there)
 
 
 class ProcessStrategy(strategies.Strategy):
@@ -669,3 +641,122 @@ class ShardStrategy(ProcessStrategy):
         weights = step.parameters_of(optimizer)
         state = {at: step.cut_state(own, weights[at]) for at, own in saved["state"].items()}
         return {**saved, "state": state}
+
+
+def train_in_processes(options: Mapping[str, Any], devices: Sequence[Device], ctrl_c: Any) -> Any:
+    """Return the result of `nn.train(**options)` in a process for each device.
+
+    The model, the optimizer, the schedule and the random generators of this process get the state
+    that they have after a training in it. Callbacks are called in this process.
+    """
+    model, data = options["model"], options["data"]
+    home = devices[0] if devices[0].kind != "cpu" else Device("cpu", engine="torch")
+    precision = options["precision"] or default_precision()
+    callbacks = callbacks_of(options["callbacks"])
+    layer: Any = None if isinstance(model, Model) else layer_of(model)
+
+    def load(packed: bytes) -> Any:
+        parameters = to_device(part("torch", "mesh").unpack(packed, home), home, convert=True)
+        if layer is None:
+            return model.with_parameters(parameters)
+        layer.placed(home, policy_of(precision, home).parameters)
+        return layer.finished(parameters)
+
+    own = {"device": None, "devices": None, "precision": precision}
+    own["callbacks"] = "steps" if step_callbacks(callbacks) else "epochs" if callbacks else None
+    around = {"random": randomness.random_state(home), "configured": settings.changes()}
+    answer = partial(_call_back, callbacks, load)
+    first, *_ = call_on_devices(_train_part, {**options, **own, **around}, devices, answer, ctrl_c)
+    trained, states, (host, accelerators) = part("torch", "mesh").unpack(first, home)
+    report = replace(trained.report, device=home)
+    trained = replace(trained, model=load(trained.model), report=report)
+    for name, state in states.items():
+        options[name].load_state_dict(state)
+    randomness.set_host_state(host, data)
+    randomness.set_device_state(home, *accelerators)
+    if layer is not None and not model.training:
+        model.train()
+    return trained
+
+
+def _call_back(callbacks: list[Callback], load: Function, pipes: Any, message: Message) -> None:
+    """Call the callbacks with an event of the first process; all processes do what they ask for."""
+
+    def ask(wish: str) -> Any:
+        if not pipes:
+            text = "the training went on: call model(), loss() and stop() of an event in a callback"
+            raise ConfigurationError(text, source="callbacks")
+        for pipe in pipes:
+            pipe.send(wish)
+        return pipes[0].recv()
+
+    def model() -> Any:
+        return load(ask("model"))
+
+    functions: dict[str, Any] = {"loss": partial(ask, "loss"), "stop": partial(ask, "stop")}
+    event = TrainingEvent(**message.value, **functions, model=model)
+    for callback in callbacks:
+        getattr(callback, message.kind)(event)
+    ask("continue")
+    pipes = ()
+
+
+class _Relay(Callback):
+    """Tells the parent of events, and does what its callbacks ask for.
+
+    The parent asks every process: the others would take the first one for silent if they waited for
+    it in a collective, while a callback takes long.
+    """
+
+    def __init__(self, mesh: Mesh, pipe: Connection) -> None:
+        self._leads, self._pipe = mesh.rank == 0, pipe
+
+    def step(self, event: TrainingEvent) -> None:
+        self._relay("step", event)
+
+    def epoch(self, event: TrainingEvent) -> None:
+        self._relay("epoch", event)
+
+    def _relay(self, kind: str, event: TrainingEvent) -> None:
+        answers: dict[str, Any] = {"loss": event.loss, "stop": event.stop, "continue": str}
+        answers["model"] = lambda: _pack_model(event.model())
+        if self._leads:
+            values = {name: getattr(event, name) for name in event._fields if name not in answers}
+            self._pipe.send(Message(kind, values))
+        wish = ""
+        while wish != "continue":
+            wish = self._pipe.recv()
+            answer = answers[wish]()
+            if self._leads:
+                self._pipe.send(answer)
+
+
+def _train_part(
+    mesh: Mesh, pipe: Connection, random: Any, configured: Any, callbacks: Any, **options: Any
+) -> bytes | None:
+    """Train in one of the processes; return what the first one has to give back."""
+    from anydevice._train.train import train  # it calls this module
+
+    settings.change(configured, insist=False)
+    randomness.set_random_state(random, *mesh.devices)
+    if mesh.rank:
+        warnings.simplefilter("ignore")  # the first process gives the same ones
+    # A scheduler of PyTorch has wrapped the optimizer that was sent, not the one that came.
+    warnings.filterwarnings("ignore", r"Seems like `optimizer\.step\(\)` has been overridden")
+    relay = _Relay(mesh, pipe)
+    options["callbacks"] = {None: (), "epochs": relay.epoch, "steps": relay}[callbacks]
+    trained = train(**options | {"devices": mesh})
+    if mesh.rank:
+        return None
+    library = part("torch", "mesh")
+    groups = getattr(options["optimizer"], "param_groups", ())
+    is_sharded = any(library.is_cut(x) for group in groups for x in group["params"])
+    own = {} if is_sharded else {name: options[name] for name in ("optimizer", "schedule")}
+    states = {name: x.state_dict() for name, x in own.items() if hasattr(x, "load_state_dict")}
+    generators = randomness.host_state(options["data"]), randomness.random_state(*mesh.devices)[1]
+    return library.pack((replace(trained, model=_pack_model(trained.model)), states, generators))
+
+
+def _pack_model(model: Any) -> bytes:
+    own = model.parameters if isinstance(model, Model) else layer_of(model).parameters
+    return part("torch", "mesh").pack(own)

@@ -12,14 +12,12 @@ from functools import partial
 from typing import Any
 
 from anydevice import _ops as ops
-from anydevice._arrays.memory.stats import memory_stats
 from anydevice._arrays.move import to_device
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent, consuming
 from anydevice._core.protocols import StepState
 from anydevice._core.record import replace
-from anydevice._core.text import format_size
 from anydevice._core.trees import Tree, leaves, mapped, partition, refilled
 from anydevice._libraries.precision import Policy
 from anydevice._libraries.registry import part
@@ -36,7 +34,7 @@ from anydevice._parallel.pipeline_modules import pipeline_of
 from anydevice._parallel.placing import row_ranges
 from anydevice._train import strategy as strategies
 from anydevice._train.batches import rows_between, rows_of
-from anydevice._train.data_parallel import engine_for
+from anydevice._train.data_parallel import choose_strategy, engine_for
 from anydevice._train.randomness import random_state, set_random_state
 from anydevice._train.step_config import CompiledSteps, total
 from anydevice._train.stepper import FunctionStepper
@@ -92,14 +90,9 @@ def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str
     if kinds == {"cpu"} or engine_for(model, devices) != "torch":
         return None
     parameters = model.parameters if isinstance(model, Model) else list(model.parameters())
-    needed, text = strategies.training_size(parameters)
-    available = memory_stats(one_device(devices[0])).available
-    if available is None or needed <= available // 2:
-        return None
-    return (
-        f"{text}, more than half of {format_size(available)} available to a device, and one "
-        "process of PyTorch drives several devices so"
-    )
+    how, text = choose_strategy(one_device(devices[0]), len(devices), parameters)
+    text = f"{text}, and one process of PyTorch drives several devices so"
+    return None if how == "replicate" else text
 
 
 class PipelineStrategy(strategies.Strategy):

@@ -117,7 +117,7 @@ class Strategy:
         return config
 
     def spread(self, batch: Any) -> Any:
-        """Return a batch inside compiled code, with its rows divided over the devices."""
+        """Return a batch with its rows divided over the devices, also in compiled code."""
         return batch
 
     def gradients(self, differentiate: Function, loss: Function) -> Function:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
 from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.memory.stats import memory_stats
@@ -29,8 +33,7 @@ from anydevice._nn.layers import ACTIVATIONS
 from anydevice._nn.losses import Loss, threshold_of
 from anydevice._nn.model import Model, built_for
 from anydevice._nn.optimizers import Schedule
-from anydevice._parallel.mesh import Devices, Mesh, list_devices
-from anydevice._parallel.pipeline import DISK
+from anydevice._parallel.mesh import Devices, Mesh
 from anydevice._train.batches import (
     INPUT_ERRORS,
     Batches,
@@ -44,13 +47,11 @@ from anydevice._train.batches import (
 )
 from anydevice._train.callbacks import Callback, TrainingEvent, callbacks_of, step_callbacks
 from anydevice._train.checkpoint import LoopState, is_checkpoint, lock_training
-from anydevice._train.data_parallel import mesh_of
+from anydevice._train.data_parallel import mesh_of, train_in_processes
 from anydevice._train.failures import check_shape, explain_error, wrong_batch
 from anydevice._train.history import Epoch, History, TrainingProgress
-from anydevice._train.interrupts import Interrupts
 from anydevice._train.metrics import Metric, Specs, metrics_of
 from anydevice._train.pipeline import pipeline_reason
-from anydevice._train.processes import train_in_processes
 from anydevice._train.step_config import copied, default_optimize
 from anydevice._train.training import PathLike, Training
 from anydevice.errors import AnyDeviceError, ConfigurationError
@@ -225,9 +226,9 @@ def train(
             )
         data, validation = data.split(validation, seed or 0)
     if isinstance(model, Layer):
-        model = _build_model(model, data, seed or 0, _first_place(device, devices))
+        model = _build_model(model, data, seed or 0, device if devices is None else "cpu")
     why = pipeline_reason(model, device, devices, strategy)
-    device, mesh, places = (device, None, ()) if why else mesh_of(model, device, devices, strategy)
+    device, mesh = (device, None) if why else mesh_of(model, device, devices, strategy)
     threshold = threshold_of(model.layer) if isinstance(model, Model) else 0.0
     measured = metrics_of(metrics, threshold)
     if measured and validation is None:
@@ -241,10 +242,9 @@ def train(
     save_every = None if save_every is None else checks.integer("save_every", save_every, 1)
     if save_every is not None and save is None:
         raise ConfigurationError("save_every= needs save=", source="save_every")
-    if places:
-        changed = {"model": model, "precision": precision, "optimize": optimize}
-        trained: Trained = train_in_processes({**given, **changed}, places)
-        return trained
+    if isinstance(device, tuple):
+        given |= {"model": model, "precision": precision, "optimize": optimize}
+        return train_in_processes(given, device, Interrupts())
     leads = mesh is None or mesh.rank == 0
     with _saving(save, resume, leads) as target:
         source, length = _source(resume, target), length_of(data)
@@ -308,7 +308,7 @@ def train(
 
             interrupts.acknowledge = acknowledge
             stopped = loop.run()
-        if stopped == "Ctrl-C" and leads:
+        if leads and stopped == "Ctrl-C":
             where = f"saved to {target}, go on with resume=" if target else "nothing was saved"
             say(f"stopped by Ctrl-C after step {stepper.started}: {where}")
         elif leads and policy.needs_loss_scale and 0 < stepper.started == stepper.skipped_steps:
@@ -373,14 +373,6 @@ def _build_model(layer: Layer, data: Any, seed: int, device: Any) -> Model:
             source="model",
         )
     return built_for(layer, first[0], seed, device)
-
-
-def _first_place(device: Any, devices: Any) -> Any:
-    """Return the device to build a model on, before its engine is chosen."""
-    if devices is None or isinstance(devices, Mesh):
-        return device if devices is None else devices.devices[0]
-    backends = [str(each).partition(":")[0] for each in list_devices(devices)]
-    return next((backend for backend in backends if backend != DISK), device)
 
 
 class TrainOptions(Record):
@@ -679,3 +671,36 @@ class Validation:
         wrong = wrong_batch(self._training.config, batch, where)
         if wrong is not None:
             raise wrong
+
+
+class Interrupts:
+    """While the block runs, the first Ctrl-C only requests a stop; the second one interrupts.
+
+    The first one calls `acknowledge` from the signal handler, so it must neither wait nor write to
+    a Python stream. Active only in the main thread, if no other handler is installed.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.acknowledge: Callable[[], None] | None = None
+        self._before: Any = None
+        self._process = os.getpid()
+
+    def __enter__(self) -> Self:
+        here = threading.current_thread() is threading.main_thread()
+        if here and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a data worker, which ends with the training
+            return
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        if self.acknowledge is not None:
+            self.acknowledge()
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)

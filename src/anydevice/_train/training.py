@@ -154,9 +154,9 @@ class Training:
             device, devices, strategy = None, None, "auto"
         line = None if why is None else PipelineStrategy(model, why)
         self._given, self._data, self._optimizer = model, loader, optimizer
-        device, mesh, places = mesh_of(model, device, devices, strategy)
-        if places:
-            raise one_a_process(len(places), "torch")
+        device, mesh = mesh_of(model, device, devices, strategy)
+        if isinstance(device, tuple):
+            raise one_a_process(len(device), "torch")
         self._schedule = schedule
         self.seed = seed or 0
         self.fused_activation: str | None = None

@@ -127,21 +127,16 @@ def replicated(x: jax.Array, mesh: MeshLike) -> jax.Array:
 
 
 def divided(x: jax.Array, mesh: MeshLike) -> jax.Array:
-    """Return an array with its rows divided over all devices, replicated if that is uneven."""
+    """Return an array with its rows divided over all devices, replicated if that is uneven.
+
+    Compiled code divides uneven rows too: XLA pads them, and keeps the padding out of every sum.
+    """
+    if isinstance(x, jax.core.Tracer) and x.ndim:
+        place = NamedSharding(_native(mesh), PartitionSpec(_AXES))
+        return jax.lax.with_sharding_constraint(x, place)
     if not x.ndim or x.shape[0] % mesh.size:
         return replicated(x, mesh)
     return _place(x, mesh, PartitionSpec(_AXES))
-
-
-def divided_inside(x: jax.Array, mesh: MeshLike) -> Any:
-    """Let compiled code compute with divided rows, also uneven ones; other arrays are unchanged.
-
-    XLA pads the rows of the last devices, and leaves the padding out of every sum.
-    """
-    if not isinstance(x, jax.core.Tracer) or not x.ndim:
-        return x
-    place = NamedSharding(_native(mesh), PartitionSpec(_AXES))
-    return jax.lax.with_sharding_constraint(x, place)
 
 
 def gathered(x: jax.Array) -> jax.Array:

@@ -453,35 +453,27 @@ def has_started_gpu() -> bool:
     return bool(torch.cuda.is_initialized() or torch.xpu.is_initialized())
 
 
-_GLOBALS = (
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-)
-"""Settings of PyTorch that change the numbers of a training."""
+_SETTINGS = ("default_dtype", "deterministic_debug_mode", "float32_matmul_precision")
 
 
 def pack(value: Any, pickler: Any = pickle.Pickler) -> bytes:
-    """Return a value as bytes, with the settings of PyTorch; tensors keep shared storages."""
-    buffer, settings = io.BytesIO(), [read() for read, _ in _GLOBALS]
+    """Return a value as bytes, with PyTorch's settings; tensors keep shared storages."""
+    buffer, settings = io.BytesIO(), [getattr(torch, f"get_{name}")() for name in _SETTINGS]
     module = SimpleNamespace(__name__="pickle", Pickler=pickler)
     torch.save((settings, value), buffer, pickle_module=module, pickle_protocol=5)
     return buffer.getvalue()
 
 
 def unpack(data: bytes, device: Device) -> Any:
-    """Return the value of `pack`; tensors of other cards are placed on the device.
-
-    This runs code of the sender, so it is only for pipes between a process and its own children.
-    """
+    """Return the value of `pack`, with tensors of cards on the device; runs its sender's code."""
     native = str(registry.load("torch").native(device))
 
     def placed(storage: Any, place: str) -> Any:
         return default_restore_location(storage, place if place == "cpu" else native)
 
     settings, value = torch.load(io.BytesIO(data), map_location=placed, weights_only=False)
-    for (_, write), setting in zip(_GLOBALS, settings, strict=True):
-        write(setting)
+    for name, setting in zip(_SETTINGS, settings, strict=True):
+        getattr(torch, f"set_{name}")(setting)
     return value
 
 
