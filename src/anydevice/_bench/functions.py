@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+from anydevice._arrays.memory.allocator import trim_heap
 from anydevice._arrays.memory.out_of_memory import in_a_line
+from anydevice._arrays.memory.stats import PeakMeter
 from anydevice._arrays.move import device_of, is_array, to_device
 from anydevice._arrays.trees.tree import flatten
-from anydevice._bench.timing import Timing, seconds_of, time_calls
+from anydevice._bench.timing import seconds_of, time_calls
 from anydevice._core import hooks
 from anydevice._core.device import Device
 from anydevice._core.record import NOTHING, Record, replace
@@ -25,7 +27,8 @@ class DeviceTiming(Record):
     """The seconds of one call on one device: the median, the quartiles, and the first call.
 
     `speed_up` is relative to the first row of the CPU, or to the first row if the CPU was not
-    measured. If it could not be run, `reason` says why and there are no times.
+    measured. `peak` is the most bytes in use during one call beyond those in use before it, on a
+    CPU by the whole process; `None` if unknown. If it could not be run, `reason` says why and there are no times.
     """
 
     device: str
@@ -36,6 +39,7 @@ class DeviceTiming(Record):
     first: float | None = None
     samples: int = 0
     speed_up: float | None = None
+    peak: int | None = None
     reason: str | None = None
 
     @property
@@ -192,13 +196,13 @@ def _engine(device: Device, library: str | None) -> str | None:
 
 def _row(tree: tuple[Any, Any, Any], device: Device, limit: float) -> DeviceTiming:
     try:
-        figures = _time_on(tree, device, limit).figures
+        figures = _figures_on(tree, device, limit)
     except Exception as error:  # an error of the function is a result
         figures = {"reason": in_a_line(error, device)}
     return DeviceTiming(str(device), device.engine, **figures)
 
 
-def _time_on(tree: tuple[Any, Any, Any], device: Device, limit: float) -> Timing:
+def _figures_on(tree: tuple[Any, Any, Any], device: Device, limit: float) -> dict[str, Any]:
     function, *given = to_device(tree, device)
     arguments, named = _with_copies(tuple(given), of=tree[1:])
     engine = registry.load(device.engine or "numpy")
@@ -214,7 +218,17 @@ def _time_on(tree: tuple[Any, Any, Any], device: Device, limit: float) -> Timing
         if not groups:  # it gives no arrays: wait for all that it started
             engine.synchronize(device)
 
-    return time_calls(lambda _: function(*arguments, **named), finish, limit=limit, max_calls=100)
+    def call(_: int) -> Any:
+        return function(*arguments, **named)
+
+    timing = time_calls(call, finish, limit=limit, max_calls=100)
+    engine.memory.release(device)
+    trim_heap()  # else memory that earlier calls freed would hide what this one takes
+    meter = PeakMeter(device)
+    result = call(0)
+    finish([result])
+    peak = None if meter.peak is None else max(0, meter.peak - (meter.before or 0))
+    return {**timing.figures, "peak": peak}
 
 
 def _arrays(tree: Any) -> Iterator[Any]:

@@ -17,8 +17,8 @@ _OMITTED_FIRST = ("spread", "case")
 """Columns that a narrow terminal goes without, in this order."""
 _CHANGE_HEAD = ("", "op", "case", "dtype", "where", "before", "now", "factor")
 _SPEED_HEAD = ("context", "prefill", "of limit", "first token", "decode", "of limit", "limit")
-_TIMING_HEAD = ("device", "engine", "time", "spread", "first call", "speed-up")
-_TIMING_RIGHT = (2, 3, 4, 5)
+_TIMING_HEAD = ("device", "engine", "time", "spread", "first call", "peak", "speed-up")
+_TIMING_RIGHT = (2, 3, 4, 5, 6)
 _NOISY = 0.5
 """Above this spread a timing is noisy."""
 
@@ -180,12 +180,13 @@ def timings_html(timings: Timings) -> str:
 def _timing_cells(row: DeviceTiming) -> tuple[str, ...]:
     pair = (row.device, row.engine or "–")
     if row.seconds is None:
-        return (*pair, "–", "–", "–", "–")
+        return (*pair, *["–"] * 5)
     spread = "–" if row.spread is None else f"± {percent(row.spread)}"
     if (row.spread or 0.0) > _NOISY:
         spread = "noisy"
     speed_up = times(row.speed_up) if row.speed_up else "–"
-    return (*pair, format_time(row.seconds), spread, format_time(row.first or 0.0), speed_up)
+    peak = "–" if row.peak is None else format_size(row.peak)
+    return (*pair, format_time(row.seconds), spread, format_time(row.first or 0.0), peak, speed_up)
 
 
 def _timing_remarks(timings: Timings) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from anydevice._core.text import format_size
 from anydevice._report import notebook
 from anydevice._report.svg import Curve, picture
 from anydevice._report.tables import table
@@ -21,8 +22,9 @@ _COLUMNS: dict[str, Callable[[Epoch], str]] = {
     "steps": lambda epoch: f"{epoch.steps:,}",
     "left out": lambda epoch: f"{epoch.left_out:,}" if epoch.left_out else "",
     "seconds": lambda epoch: f"{epoch.seconds:.1f}",
+    "peak": lambda epoch: "" if epoch.peak is None else format_size(epoch.peak),
 }
-_OPTIONAL = ("validation", "rate", "left out")
+_OPTIONAL = ("validation", "rate", "left out", "peak")
 _BEFORE_METRICS = ("epoch", "loss", "validation")
 _EMPTY = "no epoch has ended"
 _SHOWN = 24

@@ -251,7 +251,7 @@ def read_checkpoint(
         if step.added:
             _check_counts(metadata["rows"])
         for each in loop.history:
-            _check_counts(each.epoch, each.steps, each.left_out)
+            _check_counts(each.epoch, each.steps, each.left_out, each.peak or 0)
             _check_numbers(each.loss, each.validation or 0.0, each.rate, each.seconds)
         if how not in OPTIMIZATIONS:
             raise ValueError(f"it knows no way to compile steps called {how!r}")

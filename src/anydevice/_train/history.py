@@ -25,7 +25,8 @@ class Epoch(Record):
 
     The rate is NaN if an optimizer of another library does not report it. `left_out` counts the
     steps skipped because a loss scaled for float16 overflowed: a few at the start are usual.
-    `metrics` are the metrics of the validation, by name.
+    `metrics` are the metrics of the validation, by name. `peak` is the most bytes in use on the
+    device, on a CPU by the whole process; `None` if unknown.
     """
 
     epoch: int
@@ -36,6 +37,7 @@ class Epoch(Record):
     seconds: float
     left_out: int = 0
     metrics: Mapping[str, float] | None = None
+    peak: int | None = None
 
     def __hash__(self) -> int:
         return hash((self.epoch, self.loss, self.validation, self.steps))

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Self
 
 from anydevice._arrays.memory.out_of_memory import translating_oom
-from anydevice._arrays.memory.stats import memory_stats
+from anydevice._arrays.memory.stats import PeakMeter, memory_stats
 from anydevice._arrays.move import to_numpy
 from anydevice._compile.compile import Compiled
 from anydevice._core import checks, hooks
@@ -449,7 +449,7 @@ class TrainLoop:
 
     def _one_epoch(self, epoch: int) -> bool:
         """Train for an epoch, or for the rest of it; return whether it was the last one."""
-        self._began = time.monotonic()
+        self._began, self._meter = time.monotonic(), PeakMeter(self._training.device)
         self._batches(epoch)
         if self._stop is not None:
             self._read()
@@ -547,7 +547,10 @@ class TrainLoop:
             raise
         seconds = state.seconds + time.monotonic() - self._began
         steps, skipped = training.steps, training.stepper.skipped_steps
-        ended = Epoch(epoch, loss, validation, training.rate, steps, seconds, skipped, metrics)
+        peak = self._meter.peak
+        ended = Epoch(
+            epoch, loss, validation, training.rate, steps, seconds, skipped, metrics, peak
+        )
         judged = loss if validation is None else validation
         patient = self.options.patience is not None
         better = math.isfinite(judged) and (state.best is None or judged < state.best)

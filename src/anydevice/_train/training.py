@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary, finalize
 
+from anydevice._arrays.memory.allocator import return_freed_memory
 from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import to_numpy
 from anydevice._compile.compile import OPTIMIZATIONS
@@ -621,6 +622,8 @@ class Training:
         return isinstance(layer, ModuleLayer) and layer.has_stepper
 
     def _stepper_for(self, state: StepState) -> Stepper:
+        if (self.device.backend, self.device.engine) == ("cpu", "torch"):  # others reuse memory
+            return_freed_memory()
         if self._has_stepper:
             given = self._optimizer if self._own_optimizer is None else None
             schedule = self._schedule if self._rate_at is None else None

@@ -112,9 +112,10 @@ def _settings(config: Config, origins: dict[str, str], request: Request) -> list
     values = {
         "order": ", ".join(config.order) or "the order of backends",
         "memory": "no limit" if config.memory is None else str(config.memory),
+        "threads": "each library's own" if config.threads is None else str(config.threads),
         **{
             name: "on" if getattr(config, name) else "off"
-            for name in ("x64", "jit", "mixed_precision")
+            for name in ("return_memory", "x64", "jit", "mixed_precision")
         },
         "time_limit": f"{config.time_limit:g} s",
         "env": printable(", ".join(f"{name}={value}" for name, value in config.env.items()))

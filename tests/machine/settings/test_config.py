@@ -139,24 +139,24 @@ def test_jit_reaches_jax_and_torch() -> None:
 
 
 def test_variables_are_set_and_flags_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_b=2")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=1 --xla_cpu_enable_fast_math=true")
     monkeypatch.setenv("SOME_VARIABLE", "old")
     monkeypatch.setattr(library_settings, "_READ_AT_START", ())
-    anydevice.configure(env={"XLA_FLAGS": "--xla_b=3", "SOME_VARIABLE": "new"})
-    assert os.environ["XLA_FLAGS"] == "--xla_a=1 --xla_b=3"
+    anydevice.configure(env={"XLA_FLAGS": "--xla_cpu_enable_fast_math=false", "SOME_VARIABLE": "new"})
+    assert os.environ["XLA_FLAGS"] == "--xla_gpu_autotune_level=1 --xla_cpu_enable_fast_math=false"
     assert os.environ["SOME_VARIABLE"] == "new"
 
 
 def test_variables_no_longer_set_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=1")
     monkeypatch.setenv("SOME_VARIABLE", "old")
     monkeypatch.setattr(library_settings, "_READ_AT_START", ())
-    anydevice.configure(env={"XLA_FLAGS": "--xla_a=2", "SOME_VARIABLE": "new", "OTHER": "1"})
-    anydevice.configure(env={"XLA_FLAGS": "--xla_b=3", "SOME_VARIABLE": "newer"})
-    assert os.environ["XLA_FLAGS"] == "--xla_a=1 --xla_b=3"
+    anydevice.configure(env={"XLA_FLAGS": "--xla_gpu_autotune_level=2", "SOME_VARIABLE": "new", "OTHER": "1"})
+    anydevice.configure(env={"XLA_FLAGS": "--xla_cpu_enable_fast_math=false", "SOME_VARIABLE": "newer"})
+    assert os.environ["XLA_FLAGS"] == "--xla_gpu_autotune_level=1 --xla_cpu_enable_fast_math=false"
     assert "OTHER" not in os.environ
     anydevice.configure(env=None)
-    assert (os.environ["XLA_FLAGS"], os.environ["SOME_VARIABLE"]) == ("--xla_a=1", "old")
+    assert (os.environ["XLA_FLAGS"], os.environ["SOME_VARIABLE"]) == ("--xla_gpu_autotune_level=1", "old")
     anydevice.configure(env={"SOME_VARIABLE": "new"})
     monkeypatch.setenv("SOME_VARIABLE", "somebody's own")
     anydevice.configure(env=None)

@@ -18,7 +18,7 @@ from anydevice._core.text import format_size
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.discovery.discover import discover
 from anydevice._machine.engines import registry
-from anydevice._machine.hardware.linux import own_memory
+from anydevice._machine.hardware.linux import own_memory, reset_own_peak
 from anydevice.errors import DeviceNotFoundError
 
 Pressure = Literal["low", "medium", "high", "critical"]
@@ -123,6 +123,37 @@ def memory_stats(device: Device | str | None = None) -> MemoryStats:
         preallocated=any(use.preallocated for use in engines.values()),
         engines=engines,
     )
+
+
+class PeakMeter:
+    """The highest memory in use on a device, in bytes, since the meter was made.
+
+    On a CPU it is the memory of the whole process. `before` is what was in use at the start.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        is_reset = device.backend == "cpu" and reset_own_peak()
+        for name, _ in () if device.backend == "cpu" else _holders(device):
+            registry.load(name).memory.reset_peak(device)
+        self.before, peak = self._read()
+        is_reset = is_reset or (device.backend != "cpu" and peak == self.before)
+        self._stale = None if is_reset else peak
+
+    @property
+    def peak(self) -> int | None:
+        """The highest memory; `None` if unknown, such as where an earlier peak was higher."""
+        _, peak = self._read()
+        return None if peak == self._stale else peak
+
+    def _read(self) -> tuple[int | None, int | None]:
+        if self._device.backend == "cpu":
+            return own_memory(since_reset=True)
+        uses = [use for _, use in _holders(self._device)]
+        if not uses:
+            return None, None
+        peaks = [use.in_use if use.peak is None else use.peak for use in uses]
+        return sum(use.in_use for use in uses), sum(peaks)
 
 
 def on_release(give_back: Callable[[Device], None]) -> Callable[[Device], None]:

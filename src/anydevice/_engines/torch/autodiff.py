@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from anydevice._core.engine import Absent
 from anydevice._core.primitives import Autodiff
 from anydevice._core.trees import leaf_paths, leaves, refilled
 from anydevice._engines.base import refuse_non_scalar
+from anydevice._engines.torch.recompute import recompute
 
 _under_way = local()
 
@@ -59,7 +59,7 @@ class TorchAutodiff:
     def checkpoint(self, function: Callable[..., Tensor]) -> Callable[..., Any]:
         @wraps(function)
         def run_again(*arguments: Any, **named: Any) -> Any:
-            return checkpoint(function, *arguments, use_reentrant=False, **named)
+            return recompute(function, *arguments, **named)
 
         return run_again
 

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from anydevice._arrays.move import refuse_mismatch
 from anydevice._core.device import Device
 from anydevice._core.locks import ForkSafeLock
+from anydevice._engines.torch.recompute import recompute
 from anydevice._machine.engines import registry
 from anydevice.errors import AnyDeviceError, ConfigurationError, DeviceMismatchError
 
@@ -216,7 +216,7 @@ def stream_weights(
             finally:
                 part.forward = streamed
 
-        return checkpoint(called, *arguments, use_reentrant=False, **named)
+        return recompute(called, *arguments, **named)
 
     return streamed
 

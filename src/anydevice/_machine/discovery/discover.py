@@ -130,7 +130,7 @@ def discover(refresh: bool = False) -> Report:
             try:
                 with suppress(ConfigurationError):  # choosing a device raises it
                     # Not memory, for which the machine must be known: choosing a device sets it.
-                    apply_files(("env", "x64", "jit"))
+                    apply_files(("env", "threads", "x64", "jit"))
                 _kept = (_situation(), _look())
             finally:
                 _looking.now = False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from anydevice._core.hooks import is_loaded, loaded_library
@@ -252,6 +254,64 @@ def set_jit(on: bool | None) -> None:
     """Turn compiling in JAX and torch on or off; `None` restores what was before."""
     for switch in _NOT_COMPILING:
         switch.turn(None if on is None else not on)
+
+
+_THREAD_VARIABLES = (
+    "MKL_NUM_THREADS",
+    "NPROC",  # JAX's, and the next one of later releases
+    "PJRT_NPROC",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "POCL_MAX_PTHREAD_COUNT",  # the next one of later releases
+    "POCL_CPU_MAX_CU_COUNT",
+)
+_thread_variables = Variables()
+_threads_before: dict[str, int] = {}
+"""The number of threads that a library had before it was set here."""
+
+
+def set_threads(count: int | None) -> list[str]:
+    """Set the threads of each library on the CPU, now or when it starts; `None` restores them.
+
+    Returns a sentence for each library for which it comes too late.
+    """
+    values = {} if count is None else dict.fromkeys(_THREAD_VARIABLES, str(count))
+    changed = _thread_variables.put(values)
+    started = {"JAX": jax_started(), "PyOpenCL": is_loaded("pyopencl")}
+    torch, numpy = loaded_library("torch"), loaded_library("numpy")
+    if torch is not None:
+        _set_running("torch", count, torch.get_num_threads, torch.set_num_threads)
+    if numpy is not None:
+        functions = _openblas(Path(numpy.__file__).parent)
+        started["NumPy's BLAS"] = functions is None
+        if functions is not None:
+            _set_running("numpy", count, *functions)
+    return [
+        f"threads comes too late for {library}, which has started already. Call configure() "
+        "before the first use of the library"
+        for library, is_late in started.items()
+        if is_late and changed
+    ]
+
+
+def _set_running(
+    library: str, count: int | None, read: Callable[[], int], write: Callable[[int], None]
+) -> None:
+    if count is not None:
+        _threads_before.setdefault(library, read())
+        write(count)
+    elif library in _threads_before:
+        write(_threads_before.pop(library))
+
+
+def _openblas(numpy: Path) -> tuple[Callable[[], int], Callable[[int], None]] | None:
+    """Return the functions of NumPy's own OpenBLAS that read and set its number of threads."""
+    for path in (*numpy.parent.glob("numpy.libs/*openblas*"), *numpy.glob(".dylibs/*openblas*")):
+        library = ctypes.CDLL(str(path))  # the one that NumPy has loaded
+        for name in ("scipy_openblas_{}_num_threads64_", "openblas_{}_num_threads64_"):
+            if hasattr(library, name.format("set")):
+                return getattr(library, name.format("get")), getattr(library, name.format("set"))
+    return None
 
 
 def merge_flags(old: str, new: str) -> str:

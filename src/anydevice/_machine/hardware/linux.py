@@ -282,10 +282,16 @@ def _has_open(folder: Path, beginnings: tuple[str, ...]) -> bool | None:
     return False
 
 
+_earlier_peak = 0
+"""The highest memory of this process before its peak was last reset."""
+
+
 def own_memory(
-    root: Path = Path("/"), *, system: str = sys.platform
+    root: Path = Path("/"), *, system: str = sys.platform, since_reset: bool = False
 ) -> tuple[int | None, int | None]:
     """Return the resident bytes of this process, now and at its peak; `None` if unknown.
+
+    The peak is that of the whole life of the process, or the one since `reset_own_peak`.
 
     >>> now, peak = own_memory()
     >>> 0 < now <= peak
@@ -296,8 +302,21 @@ def own_memory(
         now, peak = table.get("VmRSS"), table.get("VmHWM")
     else:
         now, peak = _by_psutil(system)
+    earlier = 0 if since_reset else _earlier_peak
     # The kernel brings its counters up to date one after the other.
-    return now, now if peak is None else max(peak, now or 0)
+    return now, now if peak is None else max(peak, now or 0, earlier)
+
+
+def reset_own_peak() -> bool:
+    """Start the peak of this process again; return whether the system can do that."""
+    global _earlier_peak
+    _, peak = own_memory()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    _earlier_peak = peak or 0
+    return True
 
 
 def _by_psutil(system: str) -> tuple[int | None, int | None]:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from anydevice._core.backends import AUTO, BACKENDS, KINDS
-from anydevice._core.checks import is_number
+from anydevice._core.checks import integer, is_number
 from anydevice._core.device import Device, parse_place
 from anydevice._core.files import parse_toml, read_small, writing
 from anydevice._core.locks import ForkSafeLock
@@ -28,7 +28,17 @@ STRATEGIES: Mapping[str, float] = MappingProxyType(
 )
 
 
-SETTINGS = ("order", "memory", "x64", "jit", "mixed_precision", "time_limit", "env")
+SETTINGS = (
+    "order",
+    "memory",
+    "return_memory",
+    "threads",
+    "x64",
+    "jit",
+    "mixed_precision",
+    "time_limit",
+    "env",
+)
 _KEYS = ("device", "engine", *SETTINGS)
 _MADE_BY_US = "# written by anydevice; removed when no setting is left\n"
 """The first line of a settings file that `prefer` made."""
@@ -44,6 +54,10 @@ class Config(Record):
     - `memory`: the share of a device's memory that this process may use: "conservative" (60 %),
       "balanced" (75 %), "aggressive" (90 %), a fraction such as 0.8, or an amount such as "20GiB".
       `None`: nothing is limited.
+    - `return_memory`: trainings with PyTorch on a CPU return freed memory to the system at once, on
+      Linux with glibc. Turn it off before the first training for a little more speed.
+    - `threads`: the number of threads of each library that computes on the CPU; `None`: the
+      library's own choice.
     - `x64`: 64-bit numbers in JAX.
     - `jit`: compile; turn it off to debug.
     - `mixed_precision`: compile and train in "mixed" precision unless `precision` is given.
@@ -56,6 +70,8 @@ class Config(Record):
 
     order: tuple[str, ...] = ()
     memory: str | float | None = None
+    return_memory: bool = True
+    threads: int | None = None
     x64: bool = False
     jit: bool = True
     mixed_precision: bool = False
@@ -126,7 +142,8 @@ def configure(**changes: Any) -> Config:
     which reads the limit from the environment. `configure(memory=None)` removes the limits.
 
     Raises `ConfigurationError`, and changes nothing, if a name or value is invalid, or if JAX has
-    already started on a GPU and its `memory` can no longer change.
+    already started on a GPU and its `memory` can no longer change. A flag in `XLA_FLAGS` that the
+    installed XLA does not take is such an error too, but everything else takes effect.
     """
     return change(changes, insist=True)
 
@@ -181,7 +198,7 @@ def _merge_settings(read: Iterable[FileSettings]) -> tuple[Config, dict[str, str
     return Config(**values), origins
 
 
-def apply_files(names: Iterable[str] = ("env", "x64", "jit", "memory")) -> None:
+def apply_files(names: Iterable[str] = ("env", "threads", "x64", "jit", "memory")) -> None:
     """Apply the settings of the files, once for each value."""
     config, origins = current()
     pending: dict[str, Any] = {}
@@ -189,8 +206,12 @@ def apply_files(names: Iterable[str] = ("env", "x64", "jit", "memory")) -> None:
         value = getattr(config, name)
         if name in origins and origins[name] != "configure()" and _applied.get(name) != value:
             _applied[name] = pending[name] = value
-    if pending:
-        _take_effect(pending, config, origins)
+    try:
+        if pending:
+            _take_effect(pending, config, origins)
+    except ConfigurationError:
+        del _applied["env"]  # so that choosing a device raises it too
+        raise
 
 
 def on_memory(check: CheckMemory, apply: ApplyMemory) -> None:
@@ -211,6 +232,7 @@ def forget_changes() -> None:
         _applied.clear()
         _revision += 1
     library_settings.set_variables({})
+    library_settings.set_threads(None)
     library_settings.set_x64(None)
     library_settings.set_jit(None)
     if limited:
@@ -299,6 +321,8 @@ def _env(value: object) -> Mapping[str, str]:
 _CHECKS: dict[str, Callable[[object], Any]] = {
     "order": _order,
     "memory": _memory,
+    "return_memory": _switch,
+    "threads": lambda value: integer("the number", value, 1),
     "x64": _switch,
     "jit": _switch,
     "mixed_precision": _switch,
@@ -309,12 +333,22 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
 
 def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[str, str]) -> None:
     late: list[str] = []
+    refused: Mapping[str, str] = {}
     if "env" in changes:
+        variables = dict(config.env)
+        if "XLA_FLAGS" in variables:
+            from anydevice._machine.engines.xla_flags import refused_flags
+
+            flags = variables["XLA_FLAGS"]
+            refused = refused_flags(flags)
+            variables["XLA_FLAGS"] = " ".join(x for x in flags.split() if x not in refused)
         sources = {
             file.origin for file in read_files() for name, _, _ in file.settings if name == "env"
         }
         from_project = "env" not in _changes and "project file" in sources
-        late += library_settings.set_variables(config.env, for_children=not from_project)
+        late += library_settings.set_variables(variables, for_children=not from_project)
+    if "threads" in changes:
+        late += library_settings.set_threads(config.threads)
     if "x64" in changes:
         library_settings.set_x64(config.x64 if "x64" in origins else None)
     if "jit" in changes:
@@ -323,6 +357,13 @@ def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[st
         late += _limit_memory(config if "memory" in origins else None)
     for sentence in late:
         warn(sentence)
+    if refused:
+        source = origins.get("env", "configure()")
+        raise ConfigurationError(
+            f"{source}: env: XLA_FLAGS: {'; '.join(refused.values())}. JAX would end the process, "
+            "so it was not set; everything else was",
+            source,
+        )
 
 
 def _limit_memory(config: Config | None) -> list[str]:

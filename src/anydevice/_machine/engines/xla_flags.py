@@ -1,0 +1,103 @@
+"""Flags of XLA, tried in a child process: one that XLA does not take ends the process of JAX."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+
+from anydevice._core.child.parent import own_environment
+from anydevice._core.text import shortened
+from anydevice._machine.engines.installed import distributions, package_folder
+from anydevice._machine.settings.files import read_cache, verdicts_file, write_cache
+
+_PROGRAM = "import sys; sys.path[:] = {}; from jaxlib import xla_client as x; x.make_cpu_client()"
+_LIMIT = 60.0
+_TRIED, _LIKE = 8, 0.7
+"""The most names that are tried for the nearest flag, and how alike they are, of 1."""
+_UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
+_WRONG = re.compile(r"Couldn't interpret value .* for flag (\w+)")
+_NAMES = re.compile(rb"\bxla_[a-z][a-z0-9_]+")
+
+
+def flags_file() -> Path:
+    """Return the file with the verdict on each flag, by the version of jaxlib."""
+    return verdicts_file().with_name("flags.json")
+
+
+def refused_flags(text: str) -> dict[str, str]:
+    """Return the flags of `text` that XLA would end the process for, each with a sentence.
+
+    Verdicts are kept for this version of jaxlib. Without jaxlib, or if the child says nothing of
+    use, no flag is refused.
+    """
+    version, flags = distributions().get("jaxlib"), text.split()
+    if version is None or not text.lstrip().startswith("--"):  # a file of flags
+        return {}
+    verdicts = _read().get(version, {})
+    if not verdicts.keys() >= set(flags):
+        refused = dict(_tried(flags, version))
+        verdicts = {**verdicts, **{flag: refused.get(flag, "") for flag in flags}}
+        write_cache(flags_file(), "the flags", lambda: {**_read(), version: verdicts})
+    return {flag: verdicts[flag] for flag in flags if verdicts[flag]}
+
+
+def _read() -> dict[str, dict[str, str]]:
+    return {
+        version: {flag: said for flag, said in verdicts.items() if isinstance(said, str)}
+        for version, verdicts in read_cache(flags_file()).items()
+        if isinstance(verdicts, dict)
+    }
+
+
+def _tried(flags: Sequence[str], version: str) -> Iterator[tuple[str, str]]:
+    """Yield the flags that a child ends with, and why; XLA names the unknown ones first."""
+    while flags:
+        said = _said_with(flags)
+        unknown = [flag for match in _UNKNOWN.findall(said) for flag in match.split()]
+        wrong = _WRONG.findall(said)
+        refused = [flag for flag in flags if flag in unknown or _name(flag) in wrong]
+        if not refused:
+            return
+        for flag in refused:
+            if flag in unknown:
+                near = _nearest(_name(flag))
+                hint = f"; the nearest is --{near}" if near else ""
+                yield flag, f"jaxlib {version} has no flag --{shortened(_name(flag))}{hint}"
+            else:
+                yield flag, f"jaxlib {version} does not take the value of {shortened(flag)}"
+        flags = [flag for flag in flags if flag not in refused]
+
+
+def _nearest(name: str) -> str | None:
+    """Return the closest flag: a name in jaxlib's library that XLA takes."""
+    folder = package_folder("jaxlib")
+    files = [] if folder is None else [path for path in folder.iterdir() if path.is_file()]
+    if not files:
+        return None
+    largest = max(files, key=lambda path: path.stat().st_size)
+    with largest.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        names = {text.decode() for text in _NAMES.findall(content)}
+    near = get_close_matches(name, names, _TRIED, _LIKE)
+    return next((x for x in near if not _UNKNOWN.search(_said_with([f"--{x}"]))), None)
+
+
+def _name(flag: str) -> str:
+    return flag.removeprefix("--").partition("=")[0]
+
+
+def _said_with(flags: Sequence[str]) -> str:
+    """Return what XLA prints when it starts with these flags and fails; "" if it starts."""
+    command = [sys.executable, "-I", "-c", _PROGRAM.format(sys.path)]
+    environment = {**own_environment(), "XLA_FLAGS": " ".join(flags)}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, timeout=_LIMIT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stderr.decode(errors="replace") if done.returncode else ""
