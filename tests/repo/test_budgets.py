@@ -23,7 +23,7 @@ BUDGETS = {
     "_formats": 1_950,
     "_libraries": 5_450,  # with the proof and the watch of processes, group.py
     "_llm": 4_650,
-    "_machine": 8_589,  # the reader of Intel GPUs
+    "_machine": 8_587,  # the reader of Intel GPUs
     "_nn": 3_650,
     "_ops": 4_650,
     "_parallel": 2_250,
