@@ -142,7 +142,9 @@ def test_variables_are_set_and_flags_merged(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=1 --xla_cpu_enable_fast_math=true")
     monkeypatch.setenv("SOME_VARIABLE", "old")
     monkeypatch.setattr(library_settings, "_READ_AT_START", ())
-    anydevice.configure(env={"XLA_FLAGS": "--xla_cpu_enable_fast_math=false", "SOME_VARIABLE": "new"})
+    anydevice.configure(
+        env={"XLA_FLAGS": "--xla_cpu_enable_fast_math=false", "SOME_VARIABLE": "new"}
+    )
     assert os.environ["XLA_FLAGS"] == "--xla_gpu_autotune_level=1 --xla_cpu_enable_fast_math=false"
     assert os.environ["SOME_VARIABLE"] == "new"
 
@@ -151,12 +153,19 @@ def test_variables_no_longer_set_are_as_before(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=1")
     monkeypatch.setenv("SOME_VARIABLE", "old")
     monkeypatch.setattr(library_settings, "_READ_AT_START", ())
-    anydevice.configure(env={"XLA_FLAGS": "--xla_gpu_autotune_level=2", "SOME_VARIABLE": "new", "OTHER": "1"})
-    anydevice.configure(env={"XLA_FLAGS": "--xla_cpu_enable_fast_math=false", "SOME_VARIABLE": "newer"})
+    anydevice.configure(
+        env={"XLA_FLAGS": "--xla_gpu_autotune_level=2", "SOME_VARIABLE": "new", "OTHER": "1"}
+    )
+    anydevice.configure(
+        env={"XLA_FLAGS": "--xla_cpu_enable_fast_math=false", "SOME_VARIABLE": "newer"}
+    )
     assert os.environ["XLA_FLAGS"] == "--xla_gpu_autotune_level=1 --xla_cpu_enable_fast_math=false"
     assert "OTHER" not in os.environ
     anydevice.configure(env=None)
-    assert (os.environ["XLA_FLAGS"], os.environ["SOME_VARIABLE"]) == ("--xla_gpu_autotune_level=1", "old")
+    assert (os.environ["XLA_FLAGS"], os.environ["SOME_VARIABLE"]) == (
+        "--xla_gpu_autotune_level=1",
+        "old",
+    )
     anydevice.configure(env={"SOME_VARIABLE": "new"})
     monkeypatch.setenv("SOME_VARIABLE", "somebody's own")
     anydevice.configure(env=None)

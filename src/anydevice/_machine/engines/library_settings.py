@@ -282,7 +282,7 @@ def set_threads(count: int | None) -> list[str]:
     if torch is not None:
         _set_running("torch", count, torch.get_num_threads, torch.set_num_threads)
     if numpy is not None:
-        functions = _openblas(Path(numpy.__file__).parent)
+        functions = _openblas(Path(str(numpy.__file__)).parent)
         started["NumPy's BLAS"] = functions is None
         if functions is not None:
             _set_running("numpy", count, *functions)

@@ -1,7 +1,4 @@
-"""Turns the files of a kernel driver and the answer of Level Zero into devices, or into a reason.
-
-Pure, so that written answers can test it.
-"""
+"""Turns kernel files and the answer of Level Zero into devices, or into a reason and its fix."""
 
 from __future__ import annotations
 
@@ -120,7 +117,8 @@ def _why_silent(outcome: Outcome, machine: IntelMachine) -> Reason | None:
     fix = linux.fitting(_INSTALL, linux.distribution(machine.root))
     fix = fix or "install Intel's graphics driver with Level Zero"
     if outcome.how != "answered":
-        return Reason(outcome.how, f"Level Zero {outcome.sentence}", fix)
+        broken = fix if outcome.how in ("crashed", "failed") else None
+        return Reason(outcome.how, f"Level Zero {outcome.sentence}", broken)
     answer, mask = outcome.answer, machine.environment.get(_MASK)
     version, error = answer.get("loader_version"), answer.get("error", 0)
     if answer["problem"]:
