@@ -28,7 +28,8 @@ class DeviceTiming(Record):
 
     `speed_up` is relative to the first row of the CPU, or to the first row if the CPU was not
     measured. `peak` is the most bytes in use during one call beyond those in use before it, on a
-    CPU by the whole process; `None` if unknown. If it could not be run, `reason` says why and there are no times.
+    CPU by the whole process; `None` if unknown. If it could not be run, `reason` says why and there
+    are no times.
     """
 
     device: str
