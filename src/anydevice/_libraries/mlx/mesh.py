@@ -12,7 +12,7 @@ import numpy as np
 from anydevice._core.engine import Absent
 from anydevice._core.protocols import Launched
 from anydevice._libraries.exchange import HostExchange
-from anydevice._libraries.group import folder_board, prove
+from anydevice._libraries.group import meet, prove
 
 _RING = "MLX_HOSTFILE"
 
@@ -72,8 +72,8 @@ def _ring() -> Any:
 def join(launched: Launched | None) -> RingProcesses:
     """Join the processes of the ring; they prove that they belong together."""
     if not _rings and launched is not None:
-        if board := folder_board(launched):  # the ring would wait for a missing process for ever
-            board.meet(lambda: {"ring": RingProcesses.calls})
+        # The ring would wait for a missing process for ever.
+        meet(launched, lambda: {"ring": RingProcesses.calls})
         processes = RingProcesses(_ring().rank(), _ring().size())
         RingProcesses.key = prove(processes.gather, launched)
     return RingProcesses(_ring().rank(), _ring().size())

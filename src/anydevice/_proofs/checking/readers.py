@@ -248,9 +248,7 @@ def _sum(a: Counter[Any], b: Counter[Any], factor: Any) -> Counter[Any]:
     return total
 
 
-def _queries(
-    common: Any, cases: Any, inputs: int, outputs: int, until: float
-) -> Iterator[Query]:
+def _queries(common: Any, cases: Any, inputs: int, outputs: int, until: float) -> Iterator[Query]:
     if inputs * outputs == 0 or inputs + len(cases) * outputs > LARGEST or not cases:
         raise FormatError(f"{inputs} inputs X, {outputs} outputs Y and {len(cases)} cases")
     boxes: dict[Any, list[list[Row]]] = {}
