@@ -56,21 +56,23 @@ _rings: list[Any] = []
 
 
 def _ring() -> Any:
-    """Return the ring of MLX's launcher; raise `UnsupportedError` without one."""
     if not _rings:
-        if _RING not in os.environ:
-            raise Absent(
-                "MLX does not know where its processes are",
-                instead="start them with `anydevice launch --engine mlx` on one machine, or with "
-                "`mlx.launch` on several",
-                code="no_collectives",
-            ).error()
         _rings.append(mx.distributed.init(strict=True, backend="ring"))
     return _rings[0]
 
 
 def join(launched: Launched | None) -> RingProcesses:
-    """Join the processes of the ring; they prove that they belong together."""
+    """Join the processes of the ring; they prove that they belong together.
+
+    Raises `UnsupportedError` without MLX's launcher.
+    """
+    if _RING not in os.environ:
+        raise Absent(
+            "MLX does not know where its processes are",
+            instead="start them with `anydevice launch --engine mlx` on one machine, or with "
+            "`mlx.launch` on several",
+            code="no_collectives",
+        ).error()
     if not _rings and launched is not None:
         # The ring would wait for a missing process for ever.
         meet(launched, lambda: {"ring": RingProcesses.calls})
