@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from anydevice._core.protocols import Launched
 from anydevice._libraries import group
-from anydevice._parallel.launch import _free_port
+from anydevice._libraries.group import free_port
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from tests.programs import run_python
 
 as_root = pytest.mark.skipif(
     not hasattr(os, "getuid") or os.getuid() != 0, reason="only root starts programs of two users"
 )
+soak = pytest.mark.soak
 UNKNOWN = "comes from a program that does not know"
 
 
@@ -32,12 +35,11 @@ def start(program: str, **variables: str) -> subprocess.Popen[str]:
 
 def wait_for(word: str, process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
-    assert process.stdout.readline() == f"{word}\n"
+    assert f"{word}\n" in process.stdout, process.communicate()  # Gloo has words of its own
 
 
 @contextmanager
 def stranger(program: str, **variables: str) -> Iterator[None]:
-    pytest.importorskip("torch")
     process = start(STRANGER + program, **variables)
     try:
         wait_for("ready", process)
@@ -53,10 +55,25 @@ def end(process: subprocess.Popen[str]) -> str:
     return told
 
 
-def ranks(size: int, **variables: str) -> Callable[[int], dict[str, str]]:
-    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    shared |= {"ANYDEVICE_ENGINE": "torch", "ANYDEVICE_WAIT_LIMIT": "60", **variables}
-    return lambda rank: {**shared, "RANK": str(rank)}
+def ranks(engine: str, size: int, folder: Path, limit: int = 60) -> Callable[..., dict[str, str]]:
+    """Return a function that returns the variables of a rank, as torchrun or MLX set them."""
+    port = free_port()
+    shared = {"ANYDEVICE_ENGINE": engine, "ANYDEVICE_WAIT_LIMIT": str(limit)}
+    shared |= {"MASTER_PORT": str(port), "EVIL": str(folder / "ran")}
+    if engine == "mlx":
+        hosts = [[f"127.0.0.1:{port + 1 + rank}"] for rank in range(size)]
+        (folder / "ring").write_text(json.dumps(hosts))
+        shared |= {"MLX_HOSTFILE": str(folder / "ring")}
+        return lambda rank, **own: shared | {"RANK": str(rank), "MLX_RANK": str(rank), **own}
+    shared |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    return lambda rank, **own: shared | {"RANK": str(rank), **own}
+
+
+@pytest.fixture(params=["torch", *(pytest.param(name, marks=soak) for name in ("jax", "mlx"))])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Return an engine that is installed."""
+    pytest.importorskip(request.param)
+    return str(request.param)
 
 
 JOIN = """
@@ -68,46 +85,50 @@ print(mesh.group.of_first([1, 2]))
 
 # A program of the user nobody, which may be unable to read Python's files: it loads them before.
 STRANGER = """
-import os, pathlib, threading, time, torch.distributed as distributed
-distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-distributed.broadcast_object_list([1], src=0)
-distributed.destroy_process_group()
+import encodings.idna, os, pathlib, pickle, time
+from anydevice._core.protocols import Launched
+from anydevice._libraries import group
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
-is_first, address = os.environ["RANK"] == "0", ("127.0.0.1", int(os.environ["MASTER_PORT"]))
-store = distributed.TCPStore(*address, is_master=is_first, wait_for_workers=False)
+rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
+board = group.PortBoard(Launched(rank, 2, 0, 2, "127.0.0.1", port))
+print("ready", flush=True)
 """
 
 ATTACK = """
 class Evil:
     def __reduce__(self):
         return pathlib.Path.touch, (pathlib.Path(os.environ["EVIL"]),)
-threading.Thread(target=distributed.TCPStore, args=(*address, 2), daemon=True).start()  # is counted
-print("ready", flush=True)
-store.set("challenge/0", b"0" * 32)
-store.set("answer/0", b"0" * 32)
-there = distributed.PrefixStore("default_pg", store)
-distributed.init_process_group("gloo", store=there, rank=0, world_size=2)
-distributed.broadcast_object_list([Evil()], src=0)
+for name in ("challenge/0", "challenge read/0", "answer/0"):
+    board.write(name, pickle.dumps(Evil()))
+time.sleep(100)
 """
 
 TAKE = """
-store.set("challenge/1", b"0" * 32)
-store.set("answer/1", store.get("answer/0"))
-print("ready", flush=True)
+for name in ("challenge/1", "challenge read/1", "answer read/1"):
+    board.write(name, bytes(32))
+while not (answer := board.read("answer/0")):
+    time.sleep(0.01)
+board.write("answer/1", answer)
+time.sleep(100)
 """
 
 WRITE = """
-print("ready", flush=True)
 while True:
-    store.set("beat/1", b"[9, 9]" + bytes(32))
+    board.write("beat/1", b"[9, 9]" + bytes(32))
+    time.sleep(0.01)
+"""
+
+LITTER = """
+while True:
+    board.ask("set", "beat/1", "no hexadecimal digits")
     time.sleep(0.01)
 """
 WORK = JOIN + "import time\nwhile True:\n    mesh.group.wait()\n    time.sleep(0.05)\n"
 
 
 @as_root
-def test_a_pickle_of_a_program_that_took_the_port_is_not_read(tmp_path: Path) -> None:
-    variables = ranks(2, EVIL=str(tmp_path / "ran"))
+def test_a_pickle_of_a_program_that_took_the_port_is_not_read(engine: str, tmp_path: Path) -> None:
+    variables = ranks(engine, 2, tmp_path)
     with stranger(ATTACK, **variables(0)):
         assert f"rank 0 {UNKNOWN}" in end(start(JOIN, **variables(1)))
         assert "another program has port" in end(start(JOIN, **variables(0)))
@@ -115,44 +136,82 @@ def test_a_pickle_of_a_program_that_took_the_port_is_not_read(tmp_path: Path) ->
 
 
 @as_root
-def test_a_user_who_takes_a_rank_ends_the_group_and_is_named() -> None:
-    variables = ranks(2)
+def test_a_user_who_takes_a_rank_ends_the_group_and_is_named(engine: str, tmp_path: Path) -> None:
+    variables = ranks(engine, 2, tmp_path)
     first = start(JOIN, **variables(0))
     with stranger(TAKE, **variables(1)):
         assert f"rank 1 {UNKNOWN}" in end(first)
 
 
 @as_root
-def test_a_user_who_writes_to_the_store_ends_the_group() -> None:
-    variables = ranks(2)
+@pytest.mark.parametrize("program", [WRITE, LITTER], ids=["bytes", "litter"])
+def test_a_user_who_writes_to_the_store_ends_the_group(
+    engine: str, program: str, tmp_path: Path
+) -> None:
+    variables = ranks(engine, 2, tmp_path, limit=10)
     processes = [start(WORK, **variables(rank)) for rank in range(2)]
     for process in processes:
         wait_for("joined", process)
-    with stranger(WRITE, **variables(1)):
-        told = [end(process) for process in processes]
-    assert any(f"beat/1 {UNKNOWN}" in text for text in told), told
+    with stranger(program, **variables(1)):
+        for told in map(end, processes):
+            assert f"beat/1 {UNKNOWN}" in told
 
 
-def test_another_secret_ends_the_group_and_its_rank_is_named() -> None:
-    pytest.importorskip("jax")
-    variables = ranks(2, ANYDEVICE_ENGINE="jax")
-    other = start(JOIN, **variables(1), ANYDEVICE_SECRET="a guess")
+def test_another_secret_ends_the_group_and_its_rank_is_named(engine: str, tmp_path: Path) -> None:
+    variables = ranks(engine, 2, tmp_path)
+    other = start(JOIN, **variables(1, ANYDEVICE_SECRET="a guess"))
     assert f"rank 1 {UNKNOWN}" in end(start(JOIN, **variables(0)))
     assert f"rank 0 {UNKNOWN}" in end(other)
 
 
-def test_a_store_refuses_values_without_hmac_and_listens_at_loopback() -> None:
-    torch_mesh, port = pytest.importorskip("anydevice._libraries.torch.mesh"), _free_port()
-    store = torch_mesh._SealedStore(Launched(0, 1, 0, 1, "127.0.0.1", port))
+def test_a_store_refuses_values_without_hmac() -> None:
+    torch_mesh = pytest.importorskip("anydevice._libraries.torch.mesh")
+    launched = Launched(0, 1, 0, 1, "127.0.0.1", free_port())
+    board = group.PortBoard(launched)
+    board.key = b"of this group"
+    store = torch_mesh._SealedStore(board)
     store.set("rank 1", b"127.0.0.1:5")
     assert store.get("rank 1") == b"127.0.0.1:5"
-    other = torch_mesh.distributed.TCPStore("127.0.0.1", port, is_master=False)
-    other.set("rank 1", b"10.0.0.1:5" + bytes(32))
+    assert [store.add("count", 2), store.add("count", 3)] == [2, 5]
+    board.write("store rank 1", b"10.0.0.1:5" + bytes(32))
     with pytest.raises(AnyDeviceError, match="rank 1 comes from a program"):
         store.get("rank 1")
-    if Path("/proc/net/tcp").exists():
-        text = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
-        assert re.findall(rf"(\w+):{port:04X} \w+:0000 0A", text) == ["0100007F"]
+    assert store.delete_key("rank 1")
+    with pytest.raises(TimeoutError, match="no process has set rank 1"):
+        store.wait(["rank 1"], timedelta(0))
+
+
+LISTEN = """
+import os, pathlib
+from anydevice import parallel
+mesh = parallel.initialize("cpu")
+mesh.group.of_first([1])
+names = [os.readlink(file) for file in pathlib.Path("/proc/self/fd").iterdir() if file.is_symlink()]
+lines = [pathlib.Path(f"/proc/net/tcp{kind}").read_text().splitlines()[1:] for kind in ("", 6)]
+ports = [line.split() for line in sum(lines, [])]
+print(*[port[1] for port in ports if port[3] == "0A" and f"socket:[{port[9]}]" in names])
+mesh.group.wait()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux alone has /proc")
+@pytest.mark.parametrize("engine", ["torch", "jax", "mlx"])
+@pytest.mark.parametrize("way", ["launch", "variables"])
+def test_processes_of_one_host_listen_at_loopback_alone(
+    engine: str, way: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(engine)
+    if way == "launch":
+        (tmp_path / "train.py").write_text(LISTEN)
+        words = ("-m", "anydevice", "launch", "-n", "2", "--engine", engine, "train.py")
+        text = run_python(*words, cwd=tmp_path, limit=120).stdout
+    else:
+        variables = ranks(engine, 2, tmp_path)
+        processes = [start(LISTEN, **variables(rank)) for rank in range(2)]
+        text = "".join(process.communicate(timeout=120)[0] for process in processes)
+    addresses = set(re.findall(r"\b([0-9A-F]{8,32}):[0-9A-F]{4}\b", text))
+    assert addresses <= {"0100007F", "0000000000000000FFFF00000100007F"}, text
+    assert addresses or (engine, way) == ("mlx", "launch")
 
 
 def test_several_hosts_need_a_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -187,19 +246,46 @@ def test_children_of_a_process_do_not_get_the_secret(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-MISSING = {
-    "torch": r"rank 1, 2 of 3 is missing since \d\d:\d\d:\d\d",
-    "jax": r"timed out task names:\s+[12]\s+[12]\s",  # the words of JAX's coordinator
-}
+def test_without_a_secret_several_hosts_do_not_listen(engine: str, tmp_path: Path) -> None:
+    variables = ranks(engine, 2, tmp_path)(0, MASTER_ADDR="127.0.0.2")
+    if engine == "mlx":
+        (tmp_path / "ring").write_text('[["127.0.0.2:5000"], ["127.0.0.3:5000"]]')
+    told = end(start(LISTENER + JOIN, **variables))
+    assert "set ANYDEVICE_SECRET to the same text in all" in told
+    assert "listened" not in told
 
 
-@pytest.mark.parametrize("engine", MISSING)
-def test_a_missing_process_is_named(engine: str) -> None:
-    pytest.importorskip(engine)
-    variables = ranks(3, ANYDEVICE_ENGINE=engine, ANYDEVICE_WAIT_LIMIT="1")
-    assert re.search(MISSING[engine], end(start(JOIN, **variables(0))))
-    if engine == "torch":
-        assert "rank 0 of 3 is missing since" in end(start(JOIN, **variables(2)))
+LISTENER = """
+import sys
+names = ("socket.bind", "socket.listen")
+sys.addaudithook(lambda event, words: event in names and print("listened", file=sys.stderr))
+"""
+
+
+def test_a_missing_process_is_named_by_every_other(engine: str, tmp_path: Path) -> None:
+    variables = ranks(engine, 3, tmp_path, limit=3)
+    some = [start(JOIN, **variables(rank)) for rank in (0, 2)]
+    for told in map(end, some):
+        assert re.search(r"AnyDeviceError: rank 1 of 3 is missing since \d\d:\d\d:\d\d", told)
+    assert "rank 0 of 3 is missing since" in end(start(JOIN, **variables(1)))
+
+
+SILENT = (
+    JOIN
+    + """
+import time
+time.sleep(200 * (mesh.rank == 1))
+mesh.group.wait()
+"""
+)
+
+
+def test_a_process_that_sleeps_is_named_by_all(engine: str, tmp_path: Path) -> None:
+    """Also where another launcher has started them; `train` below is the same with `launch`."""
+    variables = ranks(engine, 3, tmp_path, limit=4)
+    processes = [start(SILENT, **variables(rank)) for rank in range(3)]
+    for told in map(end, processes):
+        assert len(re.findall(r"rank 1 of 3 is silent since \d\d:\d\d:\d\d", told)) == 2
 
 
 STEPS = """
@@ -231,11 +317,7 @@ def train(late: str, engine: str, folder: Path) -> subprocess.CompletedProcess[s
     return run_python(*words, cwd=folder, env=env, limit=120)
 
 
-@pytest.mark.parametrize(
-    "engine", ["torch", *(pytest.param(name, marks=pytest.mark.soak) for name in ("jax", "mlx"))]
-)
 def test_a_silent_process_is_named_by_all_and_ends_them(engine: str, tmp_path: Path) -> None:
-    pytest.importorskip(engine)
     told = train("time.sleep(200)", engine, tmp_path).stderr
     assert len(re.findall(r"rank 1 of 3 is silent since \d\d:\d\d:\d\d", told)) >= 4, told
     assert told.strip().splitlines()[-1].startswith("anydevice.errors.AnyDeviceError: rank 1 of 3")

@@ -106,8 +106,8 @@ def by_others(ports):
             del os.environ[name]
     return sums
 
-from anydevice._parallel.launch import _free_port
-found = parallel.launch(by_others, [_free_port() for _ in range(4)], processes=2)
+from anydevice._libraries.group import free_port
+found = parallel.launch(by_others, [free_port() for _ in range(4)], processes=2)
 assert found == [[3.0] * 4] * 2, found
 
 def slow_to_leave():

@@ -7,6 +7,8 @@ import hmac
 import json
 import os
 import secrets
+import socket
+import socketserver
 import sys
 import threading
 import time
@@ -14,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from anydevice._core import checks
 from anydevice._core.files import read_small, writing
@@ -30,6 +33,9 @@ _ACTIVE_SHARE = 0.02  # of a core: a process that uses less of the CPU is idle
 _taken: dict[str, str] = {}
 _watches: list[tuple[threading.Event, threading.Thread]] = []
 _joins = count()
+_servers: dict[int, socketserver.ThreadingTCPServer] = {}
+_LONGEST = 1 << 16
+"""The most bytes of a request to a board, and of its answer."""
 
 
 def take_variables() -> None:
@@ -95,11 +101,11 @@ def prove(gather: Callable[[str, bytes], list[bytes]], launched: Launched) -> by
 
 
 class Board:
-    """Values that all processes of a group write and read; by default, in a private folder."""
+    """Values that all processes of a group write and read, in the private folder of `launch`."""
 
     def __init__(self, launched: Launched, folder: Path | None = None) -> None:
         self.launched, self.folder, self.key = launched, folder, b""
-        self.limit, self._has_warned = read_limit(), False
+        self.limit, self._fault = read_limit(), ""
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._behind: tuple[list[int], float] = [], 0.0
         self._clock = 0.0  # of beats: it stops with this process
@@ -117,11 +123,23 @@ class Board:
     def gather(self, name: str, value: bytes) -> list[bytes]:
         """Return the values of all ranks; raise if one is missing."""
         self.write(f"{name}/{self.launched.rank}", value)
+        values = self._read_all(name)
+        self.write(f"{name} read/{self.launched.rank}", b".")
+        if self.launched.rank == 0:  # it answers the others, unless a library keeps it from that
+            self._read_all(f"{name} read")
+        return values
+
+    def _read_all(self, name: str) -> list[bytes]:
         began, values = time.monotonic(), dict.fromkeys(range(self.launched.size), b"")
         while missing := [rank for rank, text in values.items() if not text]:
             self.wait_for(missing, "missing", began)
             values |= {rank: self.read(f"{name}/{rank}") or b"" for rank in missing}
         return list(values.values())
+
+    def from_first(self, name: str, value: str) -> str:
+        """Return the text that the first process gives; all processes must call this."""
+        first = self.gather(name, seal(self.key, name, value.encode()))[0]
+        return unseal(self.key, name, first).decode()
 
     def wait_for(self, ranks: Sequence[int], fault: str, began: float) -> None:
         """Name the ranks on the error stream at half of the limit, and raise at its end."""
@@ -131,9 +149,9 @@ class Board:
         text += f"; all end after {self.limit} s ({_LIMIT}): look at its output"
         if seconds >= self.limit:
             raise AnyDeviceError(text)
-        if seconds >= self.limit / 2 and not self._has_warned:
+        if seconds >= self.limit / 2 and not self._fault:
             print(f"anydevice: {text}", file=sys.stderr, flush=True)
-        self._has_warned = seconds >= self.limit / 2
+        self._fault = text if seconds >= self.limit / 2 else ""
         time.sleep(0.01)
 
     def meet(self, positions: Callable[[], dict[str, int]]) -> None:
@@ -142,7 +160,11 @@ class Board:
         That has entered fewer collectives of a group than another, by its `positions`, and for the
         limit it has neither entered one nor used the CPU, as compilers do.
         """
-        self.key = prove(self.gather, self.launched)
+        try:
+            self.key = prove(self.gather, self.launched)
+        except OSError as error:
+            text = self._fault or f"the first process of the group has ended ({error})"
+            raise AnyDeviceError(text) from error
         stop_watching()  # a group before this one
         ended = threading.Event()
         thread = threading.Thread(target=self._watch, args=(positions, ended), daemon=True)
@@ -151,19 +173,28 @@ class Board:
         atexit.register(stop_watching)
 
     def _watch(self, positions: Callable[[], dict[str, int]], ended: threading.Event) -> None:
-        # An error of the board means that the first process has ended: the library reports that.
-        with suppress(OSError, RuntimeError):
-            try:
-                while not ended.wait(self.limit / 10):
-                    self._beat({"": 1, **positions()})
-                self._beat({})  # the others need not wait for this process
-            except AnyDeviceError as error:
-                note_failure(f"{type(error).__module__}.{type(error).__name__}: {error}\n")
-                print(f"anydevice: {error}", file=sys.stderr, flush=True)
-                os._exit(1)  # a collective cannot be interrupted
+        try:
+            while not ended.wait(self.limit / 10):
+                self._beat({"": 1, **positions()})
+            self._beat({})  # the others need not wait for this process
+        except AnyDeviceError as error:
+            self._fault = str(error)
+            with suppress(OSError):
+                self.write("fault", seal(self.key, "fault", self._fault.encode()))
+        except OSError:  # the first process has ended; the library reports that
+            pass
+        else:
+            return
+        if self._fault:
+            note_failure(f"anydevice.errors.AnyDeviceError: {self._fault}\n")
+            print(f"anydevice: {self._fault}", file=sys.stderr, flush=True)
+            time.sleep(self.limit / 5)  # until the others have read it
+            os._exit(1)  # a collective cannot be interrupted
 
     def _beat(self, own: dict[str, int]) -> None:
         """Write the positions and the CPU time of this process, and compare all of them."""
+        if fault := self.read("fault"):
+            raise AnyDeviceError(unseal(self.key, "fault", fault).decode())
         active = int(cpu_time(os.getpid()) / (_ACTIVE_SHARE * self.limit))
         name = f"beat/{self.launched.rank}"
         self.write(name, seal(self.key, name, json.dumps([own, active]).encode()))
@@ -196,13 +227,99 @@ def stop_watching() -> None:
         thread.join(1.0)
 
 
-def folder_board(launched: Launched) -> Board | None:
-    """Return a board in the folder of `launch`, a new one for each group; `None` without it."""
-    if FOLDER not in _taken:
-        return None
-    folder = Path(_taken[FOLDER], str(next(_joins)))
-    folder.mkdir(exist_ok=True)
-    return Board(launched, folder)
+class PortBoard(Board):
+    """A board in the first process, at a port that other programs may reach, too."""
+
+    def __init__(self, launched: Launched) -> None:
+        super().__init__(launched)
+        host, port = "127.0.0.1" if launched.is_local else launched.address, launched.port
+        began, self._lock, self._group = time.monotonic(), threading.Lock(), next(_joins)
+        if launched.rank == 0 and port not in _servers:
+            _servers[port] = _serve(host if launched.is_local else "", port)
+        while True:
+            with suppress(OSError):
+                connection = socket.create_connection((host, port), timeout=1.0)
+                break
+            self.wait_for([0], "missing", began)
+        connection.settimeout(self.limit)
+        self._stream = connection.makefile("rwb")
+        connection.close()  # once the stream is
+
+    def ask(self, call: str, name: str, value: Any = None) -> Any:
+        """Call `set`, `get`, `add` or `delete` of the first process."""
+        request = json.dumps([call, f"{self._group}/{name}", value])
+        with self._lock:
+            self._stream.write(request.encode() + b"\n")
+            self._stream.flush()
+            try:
+                return json.loads(self._stream.readline(_LONGEST))
+            except ValueError as error:
+                raise ConnectionError(f"no answer to {call} {name}") from error
+
+    def write(self, name: str, value: bytes) -> None:
+        self.ask("set", name, value.hex())
+
+    def read(self, name: str) -> bytes | None:
+        text = self.ask("get", name)
+        with suppress(ValueError):  # of a stranger; what it wrote is no value with an HMAC
+            return None if text is None else bytes.fromhex(str(text))
+        return b"?"
+
+
+def _serve(host: str, port: int) -> socketserver.ThreadingTCPServer:
+    """Serve values at a port, to everyone who reaches it, until this process ends."""
+    values, lock = dict[str, Any](), threading.Lock()
+
+    class Answers(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError, TypeError, ValueError):  # of a stranger, or of one that ended
+                while line := self.rfile.readline(_LONGEST):
+                    call, name, value = json.loads(line)
+                    with lock:
+                        if call == "delete":
+                            values.pop(name, None)
+                        elif call != "get":
+                            values[name] = value + (values.get(name, 0) if call == "add" else "")
+                        answer = values.get(name)
+                    self.wfile.write(json.dumps(answer).encode() + b"\n")
+
+    server = socketserver.ThreadingTCPServer((host, port), Answers, bind_and_activate=False)
+    server.daemon_threads = True
+    server.socket.close()
+    both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        server.socket = socket.create_server(
+            (host, port), family=family, backlog=128, dualstack_ipv6=both
+        )
+    except OSError as error:
+        raise ConfigurationError(
+            f"another program has port {port} of this machine, at which the first process is to be "
+            "found; set MASTER_PORT to another one in all processes",
+            source="MASTER_PORT",
+        ) from error
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def meet(launched: Launched, positions: Callable[[], dict[str, int]]) -> Board:
+    """Let all processes of a group prove that they know the secret; return their board."""
+    read_secret(launched.is_local)  # before anything listens
+    if FOLDER in _taken:
+        folder = Path(_taken[FOLDER], str(next(_joins)))
+        folder.mkdir(exist_ok=True)
+        board = Board(launched, folder)
+    else:
+        board = PortBoard(launched)
+    board.meet(positions)
+    return board
+
+
+def free_port() -> int:
+    """Return a port of this machine that no program has."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def cpu_time(process: int | str) -> float:

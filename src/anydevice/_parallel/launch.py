@@ -13,7 +13,6 @@ import pickle
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,7 +33,14 @@ from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.hooks import is_loaded
 from anydevice._core.record import Record
-from anydevice._libraries.group import FAILURE, FOLDER, SECRET, note_failure, stop_watching
+from anydevice._libraries.group import (
+    FAILURE,
+    FOLDER,
+    SECRET,
+    free_port,
+    note_failure,
+    stop_watching,
+)
 from anydevice._libraries.registry import part
 from anydevice._machine.engines.registry import place_of, require
 from anydevice._parallel.__main__ import end_with_launcher
@@ -484,7 +490,7 @@ def _environment(engine: str | None, processes: int, restart: int = 0) -> Iterat
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
         "TORCHELASTIC_RESTART_COUNT": str(restart),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // processes))),
         **({} if engine is None else {"ANYDEVICE_ENGINE": engine}),
@@ -493,14 +499,8 @@ def _environment(engine: str | None, processes: int, restart: int = 0) -> Iterat
         shared |= {SECRET: secrets.token_hex(32), FOLDER: folder}
         if engine == "mlx":
             shared["MLX_HOSTFILE"] = str(Path(folder) / "ring.json")
-            ring = [[f"127.0.0.1:{_free_port()}"] for _ in range(processes)]
+            ring = [[f"127.0.0.1:{free_port()}"] for _ in range(processes)]
             Path(shared["MLX_HOSTFILE"]).write_text(json.dumps(ring))
         names = ("RANK", "LOCAL_RANK", *(["MLX_RANK"] if engine == "mlx" else []))
         note = f"{folder}/failure"
         yield lambda rank: shared | dict.fromkeys(names, str(rank)) | {FAILURE: f"{note}{rank}"}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -132,8 +132,11 @@ def launched(variables: Mapping[str, str]) -> Launched | None:
             return _check_variables(names, variables)
     if _RING in variables and "MLX_RANK" in variables:  # of mlx.launch
         hosts = json.loads(Path(variables[_RING]).read_text())
-        rank, is_local = _number(variables, "MLX_RANK"), "127.0.0.1:" in str(hosts[0])
-        return Launched(rank, len(hosts), rank, len(hosts) if is_local else None, "", 0)
+        rank, (address, _, port) = _number(variables, "MLX_RANK"), hosts[0][0].rpartition(":")
+        here = len(hosts) if address == "127.0.0.1" else None
+        return Launched(
+            rank, len(hosts), rank, here, address, int(port) - 1
+        )  # the ring has its own
     return None
 
 

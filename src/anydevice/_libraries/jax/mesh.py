@@ -21,7 +21,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from anydevice._core.device import Device
 from anydevice._core.protocols import Launched, MeshLike
 from anydevice._libraries.exchange import HostExchange
-from anydevice._libraries.group import folder_board, prove, read_limit
+from anydevice._libraries.group import free_port, meet, prove
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.library_settings import jax_started
 from anydevice.errors import ConfigurationError
@@ -72,23 +72,20 @@ def join(launched: Launched | None) -> JaxProcesses:
                 "call parallel.initialize() first",
                 source="parallel.initialize",
             )
-        if board := folder_board(launched):
-            board.meet(lambda: {"jax": JaxProcesses.calls})
+        board = meet(launched, lambda: {"jax": JaxProcesses.calls})
+        port = board.from_first("port", str(free_port()))  # the board has the launcher's
         own = "127.0.0.1" if launched.is_local else "[::]"
         if launched.is_local:
             _jax.make_gloo_tcp_collectives = partial(_jax.make_gloo_tcp_collectives, hostname=own)
-        # Without a limit, the coordinator names no process that is missing.
-        serve, limit = _jax.get_distributed_runtime_service, read_limit()
-        _jax.get_distributed_runtime_service = partial(serve, cluster_register_timeout=limit)
         # JAX would intercept SIGTERM as the preemption notice of a cluster.
         jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
-            f"{launched.address}:{launched.port}",
+            f"{'127.0.0.1' if launched.is_local else launched.address}:{port}",
             launched.size,
             launched.rank,
             cluster_detection_method="deactivate",
-            initialization_timeout=2 * limit,
-            coordinator_bind_address=f"{own}:{launched.port}",
+            initialization_timeout=2 * board.limit,
+            coordinator_bind_address=f"{own}:{port}",
             heartbeat_timeout_seconds=_HEARTBEAT,
         )
         atexit.register(_end_failed)

@@ -12,7 +12,7 @@ import numpy as np
 from anydevice._core.engine import Absent
 from anydevice._core.protocols import Launched
 from anydevice._libraries.exchange import HostExchange
-from anydevice._libraries.group import folder_board, prove
+from anydevice._libraries.group import meet, prove
 
 _RING = "MLX_HOSTFILE"
 
@@ -56,24 +56,26 @@ _rings: list[Any] = []
 
 
 def _ring() -> Any:
-    """Return the ring of MLX's launcher; raise `UnsupportedError` without one."""
     if not _rings:
-        if _RING not in os.environ:
-            raise Absent(
-                "MLX does not know where its processes are",
-                instead="start them with `anydevice launch --engine mlx` on one machine, or with "
-                "`mlx.launch` on several",
-                code="no_collectives",
-            ).error()
         _rings.append(mx.distributed.init(strict=True, backend="ring"))
     return _rings[0]
 
 
 def join(launched: Launched | None) -> RingProcesses:
-    """Join the processes of the ring; they prove that they belong together."""
+    """Join the processes of the ring; they prove that they belong together.
+
+    Raises `UnsupportedError` without MLX's launcher.
+    """
+    if _RING not in os.environ:
+        raise Absent(
+            "MLX does not know where its processes are",
+            instead="start them with `anydevice launch --engine mlx` on one machine, or with "
+            "`mlx.launch` on several",
+            code="no_collectives",
+        ).error()
     if not _rings and launched is not None:
-        if board := folder_board(launched):  # the ring would wait for a missing process for ever
-            board.meet(lambda: {"ring": RingProcesses.calls})
+        # The ring would wait for a missing process for ever.
+        meet(launched, lambda: {"ring": RingProcesses.calls})
         processes = RingProcesses(_ring().rank(), _ring().size())
         RingProcesses.key = prove(processes.gather, launched)
     return RingProcesses(_ring().rank(), _ring().size())

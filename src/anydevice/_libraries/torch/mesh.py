@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import lru_cache, partial
+from functools import lru_cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,12 +27,11 @@ from torch.serialization import default_restore_location
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
 from anydevice._core.protocols import Launched, MeshLike
-from anydevice._core.record import Record
+from anydevice._core.record import Record, replace
 from anydevice._core.trees import mapped
 from anydevice._libraries.exchange import HostExchange
-from anydevice._libraries.group import Board, folder_board, seal, stop_watching, unseal
+from anydevice._libraries.group import PortBoard, free_port, meet, seal, stop_watching, unseal
 from anydevice._machine.engines import registry
-from anydevice.errors import ConfigurationError
 
 # The names before PyTorch 2.13 are deprecated.
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
@@ -117,55 +117,59 @@ def join(launched: Launched, device: Device) -> Group:
         for _, name in socket.if_nameindex():
             if name.startswith("lo"):
                 os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
-    store: Any = folder_board(launched) or _SealedStore(launched)
-    store.meet(_count_collectives)
-    Group.key, _stores[:] = store.key, [store]
-    if store.folder is not None:
-        store = distributed.FileStore(str(store.folder / "store"), launched.size)
+    board = meet(_find_port(launched), _count_collectives)
+    Group.key = board.key
+    if isinstance(board, PortBoard):
+        store = _SealedStore(board)
+        _stores[:] = [store]
+    else:
+        store = distributed.FileStore(str(Path(board.folder or "") / "store"), launched.size)
     rank, size = launched.rank, launched.size
     distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
     atexit.register(leave)
     return Group(launched.rank, launched.size)
 
 
-class _SealedStore(distributed.Store, Board):  # type: ignore[misc]
-    """A store that other programs may reach: its values carry an HMAC."""
-
-    def __init__(self, launched: Launched) -> None:
-        distributed.Store.__init__(self)
-        Board.__init__(self, launched)
-        store = _open_store(launched, self)
-        own = store.clone()  # a connection on which one thread waits is blocked for others
-        self.write = own.set  # type: ignore[method-assign]
-        self.read = (  # type: ignore[method-assign]
-            lambda name: own.get(name) if own.check([name]) else None
-        )
-        for call in ("wait", "add", "check", "delete_key"):
-            setattr(self, call, partial(getattr(store, call)))
-        self.set = lambda name, value: store.set(name, seal(self.key, name, value))
-        self.get = lambda name: unseal(self.key, name, store.get(name))
+def _find_port(launched: Launched) -> Launched:
+    """Return the port of the first process: torchrun's own store has the one that it names."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return launched
+    store = next(distributed.rendezvous("env://", launched.rank, launched.size))[0]
+    if launched.rank == 0:
+        store.set("anydevice port", str(free_port()))
+    return replace(launched, port=int(store.get("anydevice port")))
 
 
-def _open_store(launched: Launched, board: Board) -> Any:
-    """Return the store of torchrun, or a new one: at loopback alone if all are on this host."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return next(distributed.rendezvous("env://", launched.rank, launched.size))[0]
-    began, host = time.monotonic(), "127.0.0.1" if launched.is_local else launched.address
-    while launched.rank:
-        with suppress(OSError):
-            socket.create_connection((host, launched.port), timeout=1.0).close()
-            return distributed.TCPStore(host, launched.port, wait_for_workers=False)
-        board.wait_for([0], "missing", began)
-    try:
-        listener = socket.create_server((host if launched.is_local else "", launched.port))
-    except OSError as error:
-        raise ConfigurationError(
-            f"another program has port {launched.port} of this machine, at which the first process "
-            "is to be found; set MASTER_PORT to another one in all processes",
-            source="MASTER_PORT",
-        ) from error
-    ours = {"is_master": True, "master_listen_fd": listener.detach()}
-    return distributed.TCPStore(host, launched.port, wait_for_workers=False, **ours)
+class _SealedStore(distributed.Store):  # type: ignore[misc]
+    """A store on a board that other programs may reach: its values carry an HMAC."""
+
+    def __init__(self, board: PortBoard) -> None:
+        super().__init__()
+        self._board = board
+
+    def set(self, name: str, value: bytes | str) -> None:
+        value = value.encode() if isinstance(value, str) else bytes(value)
+        self._board.write(f"store {name}", seal(self._board.key, name, value))
+
+    def get(self, name: str) -> bytes:
+        self.wait([name])
+        return unseal(self._board.key, name, self._board.read(f"store {name}") or b"")
+
+    def add(self, name: str, amount: int) -> int:
+        return int(self._board.ask("add", f"store {name}", amount))
+
+    def check(self, names: Sequence[str]) -> bool:
+        return all(self._board.ask("get", f"store {name}") is not None for name in names)
+
+    def wait(self, names: Sequence[str], timeout: timedelta = timedelta(seconds=300)) -> None:
+        until = time.monotonic() + timeout.total_seconds()
+        while not self.check(names):
+            if time.monotonic() > until:
+                raise TimeoutError(f"no process has set {', '.join(names)}")
+            time.sleep(0.005)
+
+    def delete_key(self, name: str) -> bool:
+        return self._board.ask("delete", f"store {name}") is None
 
 
 def _count_collectives() -> dict[str, int]:
