@@ -126,7 +126,8 @@ def call_on_devices(
             source="devices=",
         )
     data, script = _pack_arguments(arguments, count)
-    method, spawn = multiprocessing.get_start_method(True), multiprocessing.get_context("spawn")
+    method = multiprocessing.get_start_method(allow_none=True)
+    spawn = multiprocessing.get_context("spawn")
     calls = [(_call_here, function, place_of(device), script, method) for device in devices]
     with (
         _environment("torch", count) as variables,
@@ -139,7 +140,12 @@ def call_on_devices(
         for pipe in pipes:
             with suppress(OSError):  # the process has ended, and its failure is received below
                 pipe.send_bytes(data)
-        return _results(running, partial(answer, pipes))
+        try:
+            return _results(running, partial(answer, pipes))
+        except AnyDeviceError as error:
+            if ctrl_c.requested:  # by a process that has not begun to train
+                raise KeyboardInterrupt from error
+            raise
 
 
 def _pack_arguments(arguments: Mapping[str, Any], count: int) -> tuple[bytes, str | None]:
