@@ -132,7 +132,8 @@ def call_on_devices(
             source="devices=",
         )
     data, script = _pack_arguments(arguments, count)
-    method, spawn = multiprocessing.get_start_method(True), multiprocessing.get_context("spawn")
+    method = multiprocessing.get_start_method(allow_none=True)
+    spawn = multiprocessing.get_context("spawn")
     calls = [(_call_here, function, place_of(device), script, method) for device in devices]
     with (
         _environment("torch", count) as variables,
@@ -145,11 +146,18 @@ def call_on_devices(
         for pipe in pipes:
             with suppress(OSError):  # the process has ended, and its failure is received below
                 pipe.send_bytes(data)
-        return _results(running, partial(answer, pipes))
+        try:
+            return _results(running, partial(answer, pipes))
+        except AnyDeviceError as error:
+            if ctrl_c.requested:  # by a process that has not begun to train
+                raise KeyboardInterrupt from error
+            raise
 
 
 def _pack_arguments(arguments: Mapping[str, Any], count: int) -> tuple[bytes, str | None]:
     """Return the arguments as bytes, and the script to import before they are read, if any."""
+    import __main__
+
     picklers: list[Any] = [pickle.Pickler]
     with suppress(ImportError):
         from cloudpickle import Pickler
@@ -168,7 +176,7 @@ def _pack_arguments(arguments: Mapping[str, Any], count: int) -> tuple[bytes, st
         data, problem = pack(arguments, pickler)
         if problem is None:
             return data, None
-    path = getattr(sys.modules["__main__"], "__file__", None)
+    path = getattr(__main__, "__file__", None)
     if data and path is not None and os.path.isfile(path):
         return data, os.path.abspath(path)
     packed = {name: pack(value, picklers[-1]) for name, value in arguments.items()}
@@ -208,10 +216,11 @@ def _run_processes(
     If a process `talks`, its pipe goes both ways, and is the first argument of its function. It may
     start processes of its own.
     """
+    import __main__
+
     running: Running = {}
     sys.stdout.flush()
     sys.stderr.flush()
-    main = sys.modules["__main__"]
     try:
         for rank, (function, *arguments) in enumerate(calls):
             ours, theirs = context.Pipe(duplex=talks)
@@ -220,12 +229,12 @@ def _run_processes(
             if talks:  # else a new process would run the script of the main module
                 sys.modules["__main__"] = ModuleType("__main__")
             process.start()
-            sys.modules["__main__"] = main
+            sys.modules["__main__"] = __main__
             theirs.close()
             running[rank] = process, ours, Path(variables(rank)[FAILURE])
         yield running
     finally:
-        sys.modules["__main__"] = main
+        sys.modules["__main__"] = __main__
         until = time.monotonic() + _PATIENCE
         try:
             for process, *_ in running.values():

@@ -69,10 +69,7 @@ class Mesh(Record):
 
 
 def devices_of(given: Any, engine: str | None = None) -> tuple[Device, ...]:
-    """Return the devices of a list, or all of a backend; `engine` drives several, by default JAX.
-
-    On a CPU, an index is the number of a virtual device of JAX, or of a process of PyTorch.
-    """
+    """Return the devices of a list, or all of a backend; by default, JAX drives several."""
     names = list_devices(given)
     if not names:
         raise ConfigurationError(
@@ -100,6 +97,7 @@ def devices_of(given: Any, engine: str | None = None) -> tuple[Device, ...]:
 
 
 def _device_of(name: str, engine: str) -> Device:
+    # On a CPU, an index is the number of a virtual device of JAX, or of a process of PyTorch.
     is_process = engine == "torch" and Device(name).kind == "cpu"
     return Device(name, engine=engine) if is_process else one_device(name, engine=engine)
 

@@ -690,11 +690,8 @@ def _call_back(callbacks: list[Callback], load: Function, pipes: Any, message: M
             pipe.send(wish)
         return pipes[0].recv()
 
-    def model() -> Any:
-        return load(ask("model"))
-
-    functions: dict[str, Any] = {"loss": partial(ask, "loss"), "stop": partial(ask, "stop")}
-    event = TrainingEvent(**message.value, **functions, model=model)
+    asks: dict[str, Any] = {name: partial(ask, name) for name in ("loss", "stop")}
+    event = TrainingEvent(**message.value, **asks, model=lambda: load(ask("model")))
     for callback in callbacks:
         getattr(callback, message.kind)(event)
     ask("continue")

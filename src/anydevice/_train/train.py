@@ -169,9 +169,9 @@ def train(
     training. Further options:
 
     - `devices`: several devices, in place of `device`: a list, the name of a backend for all of
-      its devices, or a `parallel.Mesh`. One process drives several through JAX. Each batch is
-      divided over them, and losses equal those of one device, up to rounding; the returned model
-      is on the first device.
+      its devices, or a `parallel.Mesh`. JAX drives several in this process; for PyTorch, a list
+      starts a process for each. Each batch is divided over them, and losses equal those of one
+      device, up to rounding; the returned model is on the first device.
     - `strategy`: "replicate" has all parameters on each of the devices, "shard" divides them and
       the optimizer's state; "auto" replicates if that takes less than half of the memory. The
       report gives the choice and its reason.

@@ -289,7 +289,7 @@ def train_data_parallel(
     Raises `DeviceNotFoundError` if a device is missing.
     """
     options.setdefault("strategy", "replicate")
-    places = _gpu_names(gpus)
+    places = _gpus_of(gpus)
     trained = nn.train(model, data, optimizer, loss, epochs=epochs, devices=places, **options)
     return _follow_blocks(trained.model)
 
@@ -301,7 +301,7 @@ def model_parallel(
 
     In Julia, parts are models: `Dense(784, 4096) |> CUDABackend(0)`.
     """
-    divided: nn.Model = parallel.pipeline(model, _gpu_names(gpus), microbatches=microbatches)
+    divided: nn.Model = parallel.pipeline(model, _gpus_of(gpus), microbatches=microbatches)
     return divided
 
 
@@ -422,8 +422,8 @@ def _prove_region(region: Any, model: Any, stated: Any, options: dict[str, Any])
     return result
 
 
-def _gpu_names(gpus: Sequence[int | Device | str]) -> list[str]:
-    return [str(CUDABackend(gpu) if isinstance(gpu, int) else gpu) for gpu in gpus]
+def _gpus_of(gpus: Sequence[int | Device | str]) -> list[Device | str]:
+    return [CUDABackend(gpu) if isinstance(gpu, int) else gpu for gpu in gpus]
 
 
 def _with_name(device: Device) -> Device:

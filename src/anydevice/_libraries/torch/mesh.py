@@ -22,7 +22,6 @@ import torch
 import torch.distributed as distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.serialization import default_restore_location
 
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
@@ -471,11 +470,8 @@ def pack(value: Any, pickler: Any = pickle.Pickler) -> bytes:
 def unpack(data: bytes, device: Device) -> Any:
     """Return the value of `pack`, with tensors of cards on the device; runs its sender's code."""
     native = str(registry.load("torch").native(device))
-
-    def placed(storage: Any, place: str) -> Any:
-        return default_restore_location(storage, place if place == "cpu" else native)
-
-    settings, value = torch.load(io.BytesIO(data), map_location=placed, weights_only=False)
+    places = {f"cuda:{index}": native for index in range(torch.cuda.device_count())}
+    settings, value = torch.load(io.BytesIO(data), map_location=places, weights_only=False)
     for name, setting in zip(_SETTINGS, settings, strict=True):
         getattr(torch, f"set_{name}")(setting)
     return value
