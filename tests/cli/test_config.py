@@ -42,6 +42,8 @@ def test_the_defaults(anydevice: Anydevice, project: Path, tmp_path: Path) -> No
         "engine": ["automatic", "default"],
         "order": ["the order of backends", "default"],
         "memory": ["no limit", "default"],
+        "return_memory": ["on", "default"],
+        "threads": ["each library's own", "default"],
         "x64": ["off", "default"],
         "jit": ["on", "default"],
         "mixed_precision": ["off", "default"],

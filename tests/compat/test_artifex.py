@@ -312,13 +312,14 @@ def test_the_priority_of_platforms_decides(priority: list[str] | None, expected:
 
 
 def test_environment_variables_are_set_and_flags_merged() -> None:
-    jax.devices()  # before: it ends the process where it starts with flags that it does not know
-    os.environ["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} --xla_a=1 --xla_b=2"
-    variables = {"MY_VARIABLE": "1", "XLA_FLAGS": "--xla_b=3"}
+    jax.devices()  # flags come too late then, which is said
+    flags = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level"
+    os.environ["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} {flags}=1"
+    variables = {"MY_VARIABLE": "1", "XLA_FLAGS": "--xla_gpu_autotune_level=2"}
     with pytest.warns(UserWarning, match="XLA_FLAGS was set too late: JAX has already started"):
         DeviceManager(DeviceConfiguration(environment_variables=variables))
     assert os.environ["MY_VARIABLE"] == "1"
-    assert os.environ["XLA_FLAGS"].endswith("--xla_a=1 --xla_b=3")
+    assert os.environ["XLA_FLAGS"].endswith(f"{flags}=2")
 
 
 def test_without_a_configuration_a_manager_shows_what_is_in_force() -> None:

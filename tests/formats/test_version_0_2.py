@@ -210,7 +210,8 @@ def test_settings_are_obeyed_and_kept_beside_a_preference(home: Path) -> None:
     found = command_line("config", "--why")
     expected = {"order": ["cpu", "cuda"], "memory": "balanced", "time_limit": 45.0, "jit": True}
     expected |= {"x64": False, "mixed_precision": False, "env": {"OMP_NUM_THREADS": "3"}}
-    assert found["settings"] | {"memory_fraction": None} == expected | {"memory_fraction": None}
+    expected |= {"memory_fraction": None, "return_memory": True, "threads": None}
+    assert found["settings"] | {"memory_fraction": None} == expected
     assert (found["engine"], found["engine_source"]) == ("torch", "user file")
     assert found["wishes"][0]["devices"] == ["cpu"]
     assert found["chosen"] == "cpu"
