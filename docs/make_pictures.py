@@ -268,7 +268,8 @@ def prove_shows() -> str:
     """The line of a proof, for fixed values."""
     from anydevice.cli import prove
 
-    found = {"result": "proved", "precision": "float32", "parts": 9, "seconds": 1.0, "executors": []}
+    found = {"result": "proved", "precision": "float32", "parts": 9, "seconds": 1.0, "executors": [],
+             "logits": False}
     return prove._words(found | {"certificate": ["p.proof"]})
 
 

@@ -164,7 +164,7 @@ def test_a_compiled_function_and_its_report() -> None:
 
 def test_timings_show_rows_and_reasons() -> None:
     page = shown(TIMINGS)
-    assert page.rows[1] == ["cpu", "numpy", "2.00 ms", "± 5.0 %", "10.0 ms", "1.00 ×"]
+    assert page.rows[1] == ["cpu", "numpy", "2.00 ms", "± 5.0 %", "10.0 ms", "–", "1.00 ×"]
     assert f"cuda:0: {EVIL}" in "".join(page.texts)
 
 
