@@ -120,8 +120,8 @@ def call_on_devices(
 ) -> list[Any]:
     """Return the results of `function(mesh, pipe, **arguments)` in a process for each device.
 
-    `answer` gets the pipes of all, and each message of one. `ctrl_c` handles Ctrl-C in a block, and
-    its `acknowledge` passes it on. If a process fails, all end, and its error is raised here.
+    Call `answer(pipes, message)` for each message of a process. `ctrl_c` handles Ctrl-C in a block,
+    and its `acknowledge` passes it on. If a process fails, all end, and its error is raised here.
     """
     launcher, count = launched(os.environ), len(devices)
     if launcher is not None and launcher.size > 1:
@@ -137,7 +137,7 @@ def call_on_devices(
     calls = [(_call_here, function, place_of(device), script, method) for device in devices]
     with (
         _environment("torch", count) as variables,
-        _run_processes(spawn, variables, calls, talks=True) as running,
+        _run_processes(spawn, variables, calls, duplex=True) as running,
         ctrl_c,
     ):
         first, pipes = running[0][0], [pipe for _, pipe, _ in running.values()]
@@ -209,12 +209,12 @@ def _call_here(pipe: Any, function: Any, place: Device, script: str | None, meth
 
 @contextmanager
 def _run_processes(
-    context: Any, variables: Variables, calls: Sequence[Sequence[Any]], talks: bool = False
+    context: Any, variables: Variables, calls: Sequence[Sequence[Any]], duplex: bool = False
 ) -> Iterator[Running]:
     """Start a process for each call of a function and its arguments, and end all with the block.
 
-    If a process `talks`, its pipe goes both ways, and is the first argument of its function. It may
-    start processes of its own.
+    With `duplex`, pipes are two-way and the first argument of the function, and the processes may
+    start others.
     """
     import __main__
 
@@ -223,10 +223,10 @@ def _run_processes(
     sys.stderr.flush()
     try:
         for rank, (function, *arguments) in enumerate(calls):
-            ours, theirs = context.Pipe(duplex=talks)
-            given = (theirs, variables(rank), function, [theirs] * talks + arguments)
-            process = context.Process(target=_call, args=given, daemon=not talks)
-            if talks:  # else a new process would run the script of the main module
+            ours, theirs = context.Pipe(duplex=duplex)
+            given = (theirs, variables(rank), function, [theirs] * duplex + arguments)
+            process = context.Process(target=_call, args=given, daemon=not duplex)
+            if duplex:  # else a new process would run the script of the main module
                 sys.modules["__main__"] = ModuleType("__main__")
             process.start()
             sys.modules["__main__"] = __main__
@@ -333,7 +333,7 @@ def _results(running: Running, answer: Callable[[Message], None] | None = None) 
                 process.join(_PATIENCE)
                 code, (when, text) = process.exitcode, _read_note(note)
                 is_late = bool(text) or not (code is None or code >= 0 or _was_killed(code))
-                text = text or f"it ended without a word ({_end_text(code)})"
+                text = text or f"it ended without an error message ({_end_text(code)})"
                 failed.append((is_late, min(when, time.time()), rank, text))
                 rest = _GRACE
                 del left[pipe]
@@ -420,7 +420,7 @@ def _run_once(
     code, text = failed[first], ends[first][1]
     if code != _NO_READER:
         how = f"ended by {_end_text(code)}" if code < 0 else _end_text(code)
-        end = f":\n{text}" if text else "; it ended without a word\n"
+        end = f":\n{text}" if text else "; it ended without an error message\n"
         print(f"\nprocess {first} of {processes} failed first ({how}){end}", end="",
               file=sys.stderr, flush=True)  # fmt: skip
     return 128 - code if code < 0 else code

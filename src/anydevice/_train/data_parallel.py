@@ -266,7 +266,7 @@ class MeshStrategy(strategies.Strategy):
     def saved(self, tree: Tree) -> Tree:
         return tree if self._group is None else _gather_saved(tree, self.leads)
 
-    def spread(self, batch: Any) -> Any:
+    def divide_rows(self, batch: Any) -> Any:
         return mapped(lambda x: self._jax.divided(x, self._mesh), batch)
 
     def _shard(self, x: Any) -> Any:
@@ -277,7 +277,7 @@ class MeshStrategy(strategies.Strategy):
         there = self._to_first(batch)
         if self._group is not None and strategies.is_compared(self._placed):
             self._last = there
-        return self.spread(there)
+        return self.divide_rows(there)
 
 
 class ProcessStrategy(strategies.Strategy):
@@ -680,11 +680,11 @@ def train_in_processes(options: Mapping[str, Any], devices: Sequence[Device], ct
 
 
 def _call_back(callbacks: list[Callback], load: Function, pipes: Any, message: Message) -> None:
-    """Call the callbacks with an event of the first process; all processes do what they ask for."""
+    """Call the callbacks with an event of rank 0, and forward their requests to every rank."""
 
     def ask(wish: str) -> Any:
         if not pipes:
-            text = "the training went on: call model(), loss() and stop() of an event in a callback"
+            text = "this event is over; call its model(), loss() and stop() inside the callback"
             raise ConfigurationError(text, source="callbacks")
         for pipe in pipes:
             pipe.send(wish)
@@ -699,10 +699,9 @@ def _call_back(callbacks: list[Callback], load: Function, pipes: Any, message: M
 
 
 class _Relay(Callback):
-    """Tells the parent of events, and does what its callbacks ask for.
+    """Forwards events to the parent and answers its requests.
 
-    The parent asks every process: the others would take the first one for silent if they waited for
-    it in a collective, while a callback takes long.
+    Every rank waits for the parent: in a collective, a slow callback would look like a silent rank.
     """
 
     def __init__(self, mesh: Mesh, pipe: Connection) -> None:
@@ -738,7 +737,7 @@ def _train_part(
     randomness.set_random_state(random, *mesh.devices)
     if mesh.rank:
         warnings.simplefilter("ignore")  # the first process gives the same ones
-    # A scheduler of PyTorch has wrapped the optimizer that was sent, not the one that came.
+    # The scheduler wrapped the original optimizer, not this copy.
     warnings.filterwarnings("ignore", r"Seems like `optimizer\.step\(\)` has been overridden")
     relay = _Relay(mesh, pipe)
     options["callbacks"] = {None: (), "epochs": relay.epoch, "steps": relay}[callbacks]

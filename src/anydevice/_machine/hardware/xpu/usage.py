@@ -21,7 +21,7 @@ def processes(index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
 
 
 def free_memory(index: int, facts: Facts) -> int | None:
-    """Return the free bytes now; `None` if unknown. A child answers for a quarter of a second."""
+    """Return the free bytes, `None` if unknown; cached for 0.25 s, as a child answers."""
     return _free_memory(int(time.monotonic() * 4)).get(facts.uuid)
 
 
