@@ -149,8 +149,9 @@ class _ProcessCounter:
 
     def __init__(self) -> None:
         self._highest = 0
-        for counter in list(_counters):  # their peak so far, which the system forgets now
-            counter._highest = counter.read()[1] or 0
+        _, peak = own_memory(since_reset=True)
+        for counter in list(_counters):  # the system forgets their peak now
+            counter._highest = max(counter._highest, peak or 0)
         self.is_reset = reset_own_peak()
         _counters.add(self)
 
