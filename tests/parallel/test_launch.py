@@ -147,7 +147,7 @@ def dies():
         os.kill(os.getpid(), 9)
     torch.distributed.barrier()
 
-for function, end in ((fails, "ValueError: the reason"), (dies, "without a word (SIGKILL)")):
+for function, end in ((fails, "ValueError: the reason"), (dies, "error message (SIGKILL)")):
     try:
         parallel.launch(function, processes=3)
         raise SystemExit("nothing was raised")
