@@ -202,9 +202,10 @@ def seed(given: object, owner: str) -> int:
     if given is not None:
         return integer("seed", given, 0, owner=owner)
     text = os.environ.get(SEED, "")
-    if not text:
-        return int.from_bytes(os.urandom(4), "little")
-    return integer(SEED, int(text) if text.isdecimal() else text, 0, owner=owner)
+    if text.isdecimal():
+        return int(text)
+    random = int.from_bytes(os.urandom(4), "little")
+    return integer(SEED, text, 0, owner=owner) if text else random
 
 
 def _merge_settings(read: Iterable[FileSettings]) -> tuple[Config, dict[str, str]]:
