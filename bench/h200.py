@@ -158,11 +158,13 @@ def contract_tests() -> list[Row]:
     if importlib.util.find_spec("pytest_timeout") is None:
         command = [*command[:-1], "-o", "addopts=", "-W", "ignore::pytest.PytestConfigWarning"]
     files = sorted((ROOT / "tests" / "contract").glob("test_*.py"))
+    # PoCL beside NVIDIA's driver would make OpenCL test the CPU.
+    variables = {**environment(), "OCL_ICD_VENDORS": "/etc/OpenCL/vendors/nvidia.icd"}
     running = {
         file: subprocess.Popen(
             [*command, str(file)],
             cwd=ROOT,
-            env=environment(),
+            env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

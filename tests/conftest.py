@@ -158,7 +158,7 @@ def pytest_collection_finish() -> None:
     gc.callbacks.append(_notice_slow_collections)
 
 
-_resident_limit = 1.5 * 2**30
+_resident_limit = 1.3 * 2**30
 """The bytes of a worker above which the programs that libraries compiled are freed."""
 
 
@@ -168,7 +168,7 @@ def pytest_runtest_teardown() -> None:
     global _resident_limit
     if _resident_bytes() > _resident_limit:
         _free_compiled_programs()
-        _resident_limit = max(_resident_limit, 1.25 * _resident_bytes())
+        _resident_limit = max(_resident_limit, 1.2 * _resident_bytes())
     if _collecting["slow"]:  # what earlier tests left is no longer searched
         gc.collect()
         gc.freeze()

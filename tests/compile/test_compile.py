@@ -509,3 +509,9 @@ def test_the_reason_of_a_fallback_has_the_error_behind_a_colon() -> None:
 
     error = RuntimeError("backend='inductor' raised:\nCppCompileError: no compiler\n\nmore")
     assert _reason(error) == "backend='inductor' raised: CppCompileError: no compiler"
+
+
+def test_a_wrong_seed_is_refused_without_verification_too() -> None:
+    for wrong in (-1, "5"):
+        with pytest.raises(ConfigurationError, match="compile: seed must be an integer of 0 or"):
+            anydevice.compile(abs, "cpu", seed=wrong)  # type: ignore[arg-type]

@@ -63,18 +63,6 @@ def test_an_error_carries_where_the_value_came_from() -> None:
     assert checks.error("n", "a pair", 3, owner="Dense").source == "Dense.n"
 
 
-def test_a_seed_is_given_or_set_or_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANYDEVICE_SEED", "5")
-    assert [checks.seed(given, "f") for given in (None, 7, 0)] == [5, 7, 0]
-    monkeypatch.setenv("ANYDEVICE_SEED", "-1")
-    with pytest.raises(ConfigurationError, match="f: ANYDEVICE_SEED must be an integer of 0 or"):
-        checks.seed(None, "f")
-    with pytest.raises(ConfigurationError, match="f: seed must be an integer of 0 or more, not -1"):
-        checks.seed(-1, "f")
-    monkeypatch.setenv("ANYDEVICE_SEED", "")
-    assert len({checks.seed(None, "f") for _ in range(9)}) > 1
-
-
 def test_a_boolean_is_neither_an_integer_nor_a_number() -> None:
     assert [checks.is_integer(value) for value in (1, True, 1.0)] == [True, False, False]
     assert [checks.is_number(value) for value in (1, 1.0, True, "1")] == [True, True, False, False]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from anydevice._core.finding import BackendScan
-from anydevice._machine.hardware.xpu import usage
+from anydevice._machine.hardware import readers
+from anydevice._machine.hardware.xpu import reader
 from anydevice._machine.hardware.xpu.reader import begin
 from tests.machine.tree import plug_card, write_file
 from tests.reasons import code_of, fix_of, text_of
@@ -100,11 +101,11 @@ def test_a_library_that_hangs(look: Look) -> None:
 
 def test_free_memory_is_read_again(look: Look, card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (device,) = look().devices
-    monkeypatch.setattr(usage, "begin", lambda: begin(card))
-    usage._free_memory.cache_clear()
-    assert usage.free_memory(0, device.facts) == 14 * GIB
-    assert usage.readings(0, device.facts).free_memory == 14 * GIB
-    assert usage.processes(0, device.facts) == ()
+    monkeypatch.setattr(reader, "begin", lambda: begin(card))
+    reader._free_memory.cache_clear()
+    assert reader.free_memory(0, device.facts) == 14 * GIB
+    assert readers.readings("xpu", 0, device.facts).free_memory == 14 * GIB
+    assert readers.processes("xpu", 0, device.facts) == ()
 
 
 def test_a_machine_without_traces_starts_no_child(tmp_path: Path) -> None:

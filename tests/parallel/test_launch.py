@@ -147,7 +147,7 @@ def dies():
         os.kill(os.getpid(), 9)
     torch.distributed.barrier()
 
-for function, end in ((fails, "ValueError: the reason"), (dies, "without a word (SIGKILL)")):
+for function, end in ((fails, "ValueError: the reason"), (dies, "error message (SIGKILL)")):
     try:
         parallel.launch(function, processes=3)
         raise SystemExit("nothing was raised")
@@ -373,7 +373,7 @@ time.sleep(60)
 def test_what_processes_started_ends_with_them(tmp_path: Path) -> None:
     done = launch(PARENT, tmp_path, 2)
     assert done.returncode == 5, done.stderr
-    assert done.stderr.endswith("(exit code 5); it ended without a word\n")
+    assert done.stderr.endswith("(exit code 5); it ended without an error message\n")
     for rank in range(2):  # the parent of one is gone
         assert not _runs(int((tmp_path / f"child{rank}").read_text()))
 

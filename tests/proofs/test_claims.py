@@ -71,25 +71,27 @@ def test_saving_says_once_which_claims_are_not_proved(tmp_path: Path, capsys: An
         nn.save(model.with_properties(proved(model), *stated), path)
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
-        f"{path} has 2 claims, not proved: claim.proved(model) proves one, and its certificate is "
-        "saved with it"
+        f"{path} has 2 claims without a proof: claim.proved(model) proves one, and its certificate "
+        "is saved with it"
     )
     nn.save(model.with_properties(*[claim.proved(model) for claim in stated]), path)
     nn.save(model, path)
     assert not capsys.readouterr().err
+    nn.save(model.with_properties(*stated), tmp_path / "other.safetensors")
+    assert "other.safetensors has 2 claims" in capsys.readouterr().err
 
 
 def test_the_report_of_compile_says_which_claims_are_not_proved() -> None:
     share, finite = proofs.claim(SHARE, UNIT), proofs.claim(proofs.finite(), UNIT)
     model = small().with_properties(share, finite)
-    tells = "not proved: compile with properties=model.properties, or with verify=True in compat"
-    assert f"claims     2 claims, {tells}" in str(anydevice.compile(model, CPU).report)
+    tells = "compile with properties=model.properties, or with verify=True in compat.axiom"
+    assert f"claims     2 unproved claims; {tells}" in str(anydevice.compile(model, CPU).report)
     some = anydevice.compile(model, CPU, properties=[proofs.claim(SHARE, UNIT)]).report
     assert some.unproved == (str(finite),)
-    assert f"1 claim, {tells}" in str(some)
+    assert f"1 unproved claim; {tells}" in str(some)
     every = anydevice.compile(model, CPU, properties=model.properties).report
     assert (len(every.proved), every.unproved) == (2, ())
-    assert "not proved" not in str(every)
+    assert "unproved" not in str(every)
 
 
 def test_claims_stay_where_a_model_is_moved_and_trained() -> None:

@@ -193,12 +193,12 @@ def test_a_step_that_overflows_changes_nothing_and_halves_the_scale(here: Device
     training = nn.Training(model, optimizer, None, steep, **options)
     scales, skipped = [], []
     for _ in range(20):
-        before, left_out = training.model, training.left_out
+        before, left_out = training.model, training.skipped_steps
         training.step(examples())
-        skipped.append(training.left_out > left_out)
+        skipped.append(training.skipped_steps > left_out)
         assert skipped[-1] == same(training.model, before)
         scales.append(float(anydevice.to_numpy(training.stepper.state.scale["scale"])))
-    count = training.left_out
+    count = training.skipped_steps
     assert skipped == [True] * count + [False] * (20 - count)
     assert 1 < count < 19
     assert scales == [2.0**16 / 2 ** min(at, count) for at in range(1, 21)]

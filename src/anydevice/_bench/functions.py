@@ -27,8 +27,8 @@ class DeviceTiming(Record):
     """The seconds of one call on one device: the median, the quartiles, and the first call.
 
     `speed_up` is relative to the first row of the CPU, or to the first row if the CPU was not
-    measured. `peak` is the most bytes in use during one call beyond those in use before it, on a
-    CPU by the whole process; `None` if unknown. If it could not be run, `reason` says why and there
+    measured. `peak` is the extra memory at the peak of one call, in bytes; on a CPU, of the whole
+    process; `None` if unknown. If it could not be run, `reason` says why and there
     are no times.
     """
 
@@ -224,7 +224,7 @@ def _figures_on(tree: tuple[Any, Any, Any], device: Device, limit: float) -> dic
 
     timing = time_calls(call, finish, limit=limit, max_calls=100)
     engine.memory.release(device)
-    trim_heap()  # else memory that earlier calls freed would hide what this one takes
+    trim_heap()  # else memory freed by earlier calls would hide this call's
     meter = PeakMeter(device)
     result = call(0)
     finish([result])

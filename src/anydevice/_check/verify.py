@@ -34,7 +34,6 @@ from anydevice._check.runners import (
     runner_of,
 )
 from anydevice._check.verdicts import IN_WORDS, Cell, Kept, Of, State, Verdicts, refuse_wrong, save
-from anydevice._core import checks
 from anydevice._core.child.parent import Outcome
 from anydevice._core.device import Device, not_driven
 from anydevice._core.dtypes import DTYPES, as_dtype
@@ -43,6 +42,7 @@ from anydevice._core.locks import ForkSafeLock
 from anydevice._core.record import Record, replace
 from anydevice._engines.trust import Entry
 from anydevice._machine.choose.scope import device as choose_device
+from anydevice._machine.settings import config as settings
 from anydevice._ops import trusted_kernels
 from anydevice.errors import UnsupportedError
 
@@ -147,7 +147,7 @@ def verify(
     runners = find_runners(named or (), one_or_more(engines))
     if quick and not named:
         runners = _one_of_each_model(runners)
-    chosen = checks.seed(seed, "verify")
+    chosen = settings.seed(seed, "verify")
     how: dict[str, Any] = {"quick": quick, "isolated": isolated, "seed": chosen}
     cells: list[Cell] = []
     for op_cells in _each_op(rows, kinds, runners, progress, **how):
@@ -491,7 +491,7 @@ def _verify_kernels(here: Runner, entries: set[Entry], progress: Progress | None
     missing = sorted(entries.difference(trusted_kernels.load_trusted()))
     steps = [_Step(_row_of(op), "kernel", dtype) for op, dtype, _ in missing]
     saved = Kept((), ())
-    with closing(_Course(here, checks.seed(None, "warm_up"), FEWEST_DRAWS)) as course:
+    with closing(_Course(here, settings.seed(None, "warm_up"), FEWEST_DRAWS)) as course:
         cells = []
         for number, step in enumerate(steps):
             if progress is not None:

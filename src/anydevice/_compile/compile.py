@@ -20,6 +20,7 @@ from anydevice._compile.properties import (
 from anydevice._compile.report import Checked, CompileReport, Made
 from anydevice._compile.verification import Candidate, Original, tolerance_of, verify_model
 from anydevice._core.array import Array
+from anydevice._core.checks import integer
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent, Engine
 from anydevice._core.locks import ForkSafeLock
@@ -101,6 +102,8 @@ def compile(  # noqa: A001 - the public name
         raise ConfigurationError(
             f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}", source="optimize="
         )
+    if seed is not None:
+        seed = integer("seed", seed, 0, owner="compile")
     claims, functions = ([], ()) if properties == () else split_claims(properties)
     if functions and verify is None:
         raise ConfigurationError(

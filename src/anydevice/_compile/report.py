@@ -133,8 +133,7 @@ class CompileReport(Record):
         rows.append(("verified", verdict))
         rows += [("proved", text) for text in self.proved]
         if count := len(self.unproved):
-            claims = f"{count} claim{'s' * (count > 1)}"
-            rows.append(("claims", f"{claims}, not proved: {_PROVES}"))
+            rows.append(("claims", f"{count} unproved claim{'s' * (count > 1)}; {_PROVES}"))
         return rows
 
 

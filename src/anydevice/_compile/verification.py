@@ -43,7 +43,6 @@ from anydevice._check.compare import ROUNDING_UNIT
 from anydevice._compile.properties import Property, check_properties
 from anydevice._compile.report import Checked
 from anydevice._compile.versions import CallSignature, shapes_text, split_inputs
-from anydevice._core import checks
 from anydevice._core.array import Array as DeviceArray
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
@@ -51,6 +50,7 @@ from anydevice._core.record import Record, replace
 from anydevice._core.text import type_text
 from anydevice._libraries.base import ModelAdapter, State, host_array
 from anydevice._libraries.precision import Policy, cast
+from anydevice._machine.settings import config as settings
 from anydevice.errors import ConfigurationError, VerificationError
 
 Array = np.ndarray[Any, Any]
@@ -262,7 +262,7 @@ def verify_model(
         example = named or (given[0] if len(given) == 1 else given)
         holding = check_properties(example, output, properties) if properties else ()
         verified = [hosts]
-        seed = checks.seed(seed, "compile")
+        seed = settings.seed(seed, "compile")
         sampler = Sampler(hosts, seed, run, reference)
         so_far.is_drawn = True
         drawing = time.perf_counter()

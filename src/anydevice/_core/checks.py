@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import operator
-import os
-import secrets
 from collections.abc import Collection
 from numbers import Real
 from typing import TypeGuard, TypeVar
@@ -18,8 +16,6 @@ from anydevice._core.text import shortened
 from anydevice.errors import ConfigurationError
 
 Value = TypeVar("Value")
-
-SEED = "ANYDEVICE_SEED"
 
 
 def integer(
@@ -93,19 +89,6 @@ def number(
     bounds = " and ".join(bound for bound in (low, high) if bound)
     kind = "a number" if high else "a finite number"
     raise error(name, f"{kind} {bounds}".rstrip(), value, owner=owner, note=note)
-
-
-def seed(given: object, owner: str) -> int:
-    """Return the seed of draws: what is given, else `ANYDEVICE_SEED`, else a number drawn anew.
-
-    >>> seed(7, "verify")
-    7
-    """
-    name, value = "seed", given
-    if given is None:
-        text = os.environ.get(SEED, "")
-        name, value = SEED, int(text) if text.isdecimal() else text
-    return secrets.randbelow(2**32) if value == "" else integer(name, value, 0, owner=owner)
 
 
 def one_of(name: str, value: Value, choices: Collection[Value], *, owner: str = "") -> Value:

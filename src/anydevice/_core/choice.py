@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from anydevice._core import hooks
-from anydevice._core.backends import AUTO, BACKENDS, KINDS
-from anydevice._core.device import Device, cards_of
+from anydevice._core.backends import AUTO, BACKENDS
+from anydevice._core.device import Device, cards_of, parse_kind
 from anydevice._core.finding import DeviceStatus, Finding, Reason
 from anydevice._core.record import Record, replace
 from anydevice._core.text import format_size, format_time, joined
@@ -272,13 +272,14 @@ def find_devices(
     """Return the devices that a wish names; "gpu:1" is the second card, through every backend."""
     every = tuple(device for finding in findings for device in finding.devices)
     # Not parse_place(), which reads the machine: the wish was checked when it was made.
-    backend, _, index = name.partition(":")
-    if name in KINDS or backend == "gpu":
+    kind, card = parse_kind(name)
+    if kind is not None:
         rank = {backend: place for place, backend in enumerate(order)}
-        kin = (d for d in every if d.kind == backend and not _is_cpu_twice(d))
+        kin = (d for d in every if d.kind == kind and not _is_cpu_twice(d))
         ranked = sorted(kin, key=lambda device: rank.get(device.backend, len(rank)))
         cards = (*cards_of(ranked), ())
-        return cards[min(int(index), len(cards) - 1)] if index else tuple(ranked)
+        return tuple(ranked) if card is None else cards[min(card, len(cards) - 1)]
+    backend, _, index = name.partition(":")
     return tuple(
         device
         for device in every
@@ -297,13 +298,13 @@ def _of_this_rank(candidates: list[Device], local_rank: int | None) -> list[Devi
 
 def _nothing_named(name: str, findings: Sequence[Finding]) -> list[Reason]:
     """Return why no device has that name: the backend stopped early, or is not in this machine."""
-    kind = name.partition(":")[0]
-    if name in KINDS or kind == "gpu":
+    kind, _ = parse_kind(name)
+    if kind is not None:
         concerned = [
             f for f in findings if f.backend in BACKENDS and BACKENDS[f.backend].kind == kind
         ]
     else:
-        concerned = [f for f in findings if f.backend == kind]
+        concerned = [f for f in findings if f.backend == name.partition(":")[0]]
     stopped = [_stop_reason(f) for f in concerned if f.present and not f.devices]
     if stopped:
         return stopped

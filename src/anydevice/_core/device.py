@@ -290,6 +290,18 @@ def parse_place(place: str) -> tuple[str, int | None]:
     return backend, None if match[2] is None else int(match[2])
 
 
+def parse_kind(wish: str) -> tuple[str | None, int | None]:
+    """Return the kind in a wish for any backend, and the number of a card: "gpu:1".
+
+    >>> parse_kind("gpu"), parse_kind("gpu:1"), parse_kind("cuda:1")
+    (('gpu', None), ('gpu', 1), (None, None))
+    """
+    if wish in KINDS:
+        return wish, None
+    card = re.fullmatch(r"gpu:(\d{1,9})", wish)
+    return (None, None) if card is None else ("gpu", int(card[1]))
+
+
 def unknown_backend(name: str) -> str:
     """Return the error text for an unknown backend, with the valid names."""
     served = [row.name for row in BACKENDS.values() if name in row.engines]

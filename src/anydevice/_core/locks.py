@@ -69,9 +69,9 @@ _locks: WeakSet[ForkSafeLock] = WeakSet()
 
 
 class ExitLock(ForkSafeLock):
-    """A reentrant lock for which daemon threads wait forever once Python ends.
+    """A reentrant lock that daemon threads cannot take once Python shuts down.
 
-    Python ends a thread where it returns from a library, and C++ would then abort the process.
+    Returning from native code would then abort the process.
     """
 
     def __init__(self) -> None:

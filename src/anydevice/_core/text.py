@@ -14,10 +14,7 @@ USABLE, UNUSABLE, ABSENT = "✓", "✗", "–"
 """The marks before a device or backend: usable; here but not usable; not in this machine."""
 
 PUBLISHED = False
-"""Whether anydevice is on the package index: all commands that install it, and the pages, follow.
-
-Until then, its bare name there may be somebody else's package.
-"""
+"""Whether anydevice is on the package index; install commands depend on it."""
 
 _UNITS = {
     "": 1,

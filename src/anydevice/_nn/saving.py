@@ -87,12 +87,12 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     trees = {"parameters": model.parameters}
     tensor_files.write(tensor_files.checked_path(path), _KIND, trees, metadata)
     unproved = tuple([str(claim) for claim in model.properties if not claim.certificates])
-    if unproved and unproved not in _said:
-        _said.add(unproved)
+    if unproved and (os.fspath(path), *unproved) not in _said:
+        _said.add((os.fspath(path), *unproved))
         count = len(unproved)
         say(
-            f"{path} has {count} claim{'s' * (count > 1)}, not proved: claim.proved(model) proves "
-            "one, and its certificate is saved with it"
+            f"{path} has {count} claim{'s' * (count > 1)} without a proof: claim.proved(model) "
+            "proves one, and its certificate is saved with it"
         )
 
 

@@ -8,11 +8,8 @@ modules are sharded by PyTorch's own FSDP2.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, cast
 
 from anydevice._arrays.memory.stats import memory_stats
@@ -23,15 +20,12 @@ from anydevice._core.record import replace
 from anydevice._core.text import format_size, warn
 from anydevice._core.trees import Tree, TreeT, leaves, mapped, refilled
 from anydevice._formats.packed import Packed
-from anydevice._libraries.layers import ModuleLayer, layer_of, takes_model
-from anydevice._libraries.precision import Policy, default_precision, policy_of
+from anydevice._libraries.layers import ModuleLayer, takes_model
+from anydevice._libraries.precision import Policy
 from anydevice._libraries.registry import adapter_of, part, training_device
 from anydevice._machine.choose.scope import one_device
-from anydevice._machine.settings import config as settings
 from anydevice._nn.losses import LOSSES
-from anydevice._nn.model import Model
 from anydevice._nn.optimizers import BuiltIn, Optimizer
-from anydevice._parallel.launch import Message, call_on_devices
 from anydevice._parallel.mesh import (
     Mesh,
     devices_of,
@@ -44,7 +38,6 @@ from anydevice._parallel.processes import TOGETHER
 from anydevice._train import randomness
 from anydevice._train import strategy as strategies
 from anydevice._train.batches import rows_between, rows_of
-from anydevice._train.callbacks import Callback, TrainingEvent, callbacks_of, step_callbacks
 from anydevice._train.step_config import StepConfig, copied
 from anydevice.errors import ConfigurationError
 
@@ -266,7 +259,7 @@ class MeshStrategy(strategies.Strategy):
     def saved(self, tree: Tree) -> Tree:
         return tree if self._group is None else _gather_saved(tree, self.leads)
 
-    def spread(self, batch: Any) -> Any:
+    def divide_rows(self, batch: Any) -> Any:
         return mapped(lambda x: self._jax.divided(x, self._mesh), batch)
 
     def _shard(self, x: Any) -> Any:
@@ -277,7 +270,7 @@ class MeshStrategy(strategies.Strategy):
         there = self._to_first(batch)
         if self._group is not None and strategies.is_compared(self._placed):
             self._last = there
-        return self.spread(there)
+        return self.divide_rows(there)
 
 
 class ProcessStrategy(strategies.Strategy):
@@ -641,119 +634,3 @@ class ShardStrategy(ProcessStrategy):
         weights = step.parameters_of(optimizer)
         state = {at: step.cut_state(own, weights[at]) for at, own in saved["state"].items()}
         return {**saved, "state": state}
-
-
-def train_in_processes(options: Mapping[str, Any], devices: Sequence[Device], ctrl_c: Any) -> Any:
-    """Return the result of `nn.train(**options)` in a process for each device.
-
-    The model, the optimizer, the schedule and the random generators of this process get the state
-    that they have after a training in it. Callbacks are called in this process.
-    """
-    model, data = options["model"], options["data"]
-    home = devices[0] if devices[0].kind != "cpu" else Device("cpu", engine="torch")
-    precision = options["precision"] or default_precision()
-    callbacks = callbacks_of(options["callbacks"])
-    layer: Any = None if isinstance(model, Model) else layer_of(model)
-
-    def load(packed: bytes) -> Any:
-        parameters = to_device(part("torch", "mesh").unpack(packed, home), home, convert=True)
-        if layer is None:
-            return model.with_parameters(parameters)
-        layer.placed(home, policy_of(precision, home).parameters)
-        return layer.finished(parameters)
-
-    own = {"device": None, "devices": None, "precision": precision}
-    own["callbacks"] = "steps" if step_callbacks(callbacks) else "epochs" if callbacks else None
-    around = {"random": randomness.random_state(home), "configured": settings.changes()}
-    answer = partial(_call_back, callbacks, load)
-    first, *_ = call_on_devices(_train_part, {**options, **own, **around}, devices, answer, ctrl_c)
-    trained, states, (host, accelerators) = part("torch", "mesh").unpack(first, home)
-    report = replace(trained.report, device=home)
-    trained = replace(trained, model=load(trained.model), report=report)
-    for name, state in states.items():
-        options[name].load_state_dict(state)
-    randomness.set_host_state(host, data)
-    randomness.set_device_state(home, *accelerators)
-    if layer is not None and not model.training:
-        model.train()
-    return trained
-
-
-def _call_back(callbacks: list[Callback], load: Function, pipes: Any, message: Message) -> None:
-    """Call the callbacks with an event of the first process; all processes do what they ask for."""
-
-    def ask(wish: str) -> Any:
-        if not pipes:
-            text = "the training went on: call model(), loss() and stop() of an event in a callback"
-            raise ConfigurationError(text, source="callbacks")
-        for pipe in pipes:
-            pipe.send(wish)
-        return pipes[0].recv()
-
-    asks: dict[str, Any] = {name: partial(ask, name) for name in ("loss", "stop")}
-    event = TrainingEvent(**message.value, **asks, model=lambda: load(ask("model")))
-    for callback in callbacks:
-        getattr(callback, message.kind)(event)
-    ask("continue")
-    pipes = ()
-
-
-class _Relay(Callback):
-    """Tells the parent of events, and does what its callbacks ask for.
-
-    The parent asks every process: the others would take the first one for silent if they waited for
-    it in a collective, while a callback takes long.
-    """
-
-    def __init__(self, mesh: Mesh, pipe: Connection) -> None:
-        self._leads, self._pipe = mesh.rank == 0, pipe
-
-    def step(self, event: TrainingEvent) -> None:
-        self._relay("step", event)
-
-    def epoch(self, event: TrainingEvent) -> None:
-        self._relay("epoch", event)
-
-    def _relay(self, kind: str, event: TrainingEvent) -> None:
-        answers: dict[str, Any] = {"loss": event.loss, "stop": event.stop, "continue": str}
-        answers["model"] = lambda: _pack_model(event.model())
-        if self._leads:
-            values = {name: getattr(event, name) for name in event._fields if name not in answers}
-            self._pipe.send(Message(kind, values))
-        wish = ""
-        while wish != "continue":
-            wish = self._pipe.recv()
-            answer = answers[wish]()
-            if self._leads:
-                self._pipe.send(answer)
-
-
-def _train_part(
-    mesh: Mesh, pipe: Connection, random: Any, configured: Any, callbacks: Any, **options: Any
-) -> bytes | None:
-    """Train in one of the processes; return what the first one has to give back."""
-    from anydevice._train.train import train  # it calls this module
-
-    settings.change(configured, insist=False)
-    randomness.set_random_state(random, *mesh.devices)
-    if mesh.rank:
-        warnings.simplefilter("ignore")  # the first process gives the same ones
-    # A scheduler of PyTorch has wrapped the optimizer that was sent, not the one that came.
-    warnings.filterwarnings("ignore", r"Seems like `optimizer\.step\(\)` has been overridden")
-    relay = _Relay(mesh, pipe)
-    options["callbacks"] = {None: (), "epochs": relay.epoch, "steps": relay}[callbacks]
-    trained = train(**options | {"devices": mesh})
-    if mesh.rank:
-        return None
-    library = part("torch", "mesh")
-    groups = getattr(options["optimizer"], "param_groups", ())
-    is_sharded = any(library.is_cut(x) for group in groups for x in group["params"])
-    own = {} if is_sharded else {name: options[name] for name in ("optimizer", "schedule")}
-    states = {name: x.state_dict() for name, x in own.items() if hasattr(x, "load_state_dict")}
-    generators = randomness.host_state(options["data"]), randomness.random_state(*mesh.devices)[1]
-    return library.pack((replace(trained, model=_pack_model(trained.model)), states, generators))
-
-
-def _pack_model(model: Any) -> bytes:
-    own = model.parameters if isinstance(model, Model) else layer_of(model).parameters
-    return part("torch", "mesh").pack(own)

@@ -134,7 +134,7 @@ class FunctionStepper(Stepper):
         return CompiledSteps(self.engine, optimize, fixed=self.config.is_ours)
 
     def _evaluate_batch(self, parameters: Tree, batch: Any, with_output: bool) -> tuple[Array, Any]:
-        batch = self._strategy.spread(batch)
+        batch = self._strategy.divide_rows(batch)
         value, output = self.config.value_and_output(parameters, batch, Run())
         return value, output if with_output else None
 
@@ -228,7 +228,7 @@ class FunctionStepper(Stepper):
         parameters = trained if fixed is None else combined(trained, fixed)
         updates: dict[tuple[str, str], Array] = {}
         run = Run(True, seed, number, updates=updates, frozen=self.config.frozen, rows=rows)
-        value = self.config.value(parameters, self._strategy.spread(batch), run)
+        value = self.config.value(parameters, self._strategy.divide_rows(batch), run)
         if scale is not None:
             value = ops.multiply(value, scale)
         # Layers that did not run keep their state.

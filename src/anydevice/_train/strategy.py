@@ -116,7 +116,7 @@ class Strategy:
         """Return the parts of a step, adapted to this placement."""
         return config
 
-    def spread(self, batch: Any) -> Any:
+    def divide_rows(self, batch: Any) -> Any:
         """Return a batch with its rows divided over the devices, also in compiled code."""
         return batch
 

@@ -47,11 +47,12 @@ from anydevice._train.batches import (
 )
 from anydevice._train.callbacks import Callback, TrainingEvent, callbacks_of, step_callbacks
 from anydevice._train.checkpoint import LoopState, is_checkpoint, lock_training
-from anydevice._train.data_parallel import mesh_of, train_in_processes
+from anydevice._train.data_parallel import mesh_of
 from anydevice._train.failures import check_shape, explain_error, wrong_batch
 from anydevice._train.history import Epoch, History, TrainingProgress
 from anydevice._train.metrics import Metric, Specs, metrics_of
 from anydevice._train.pipeline import pipeline_reason
+from anydevice._train.processes import train_in_processes
 from anydevice._train.step_config import copied, default_optimize
 from anydevice._train.training import PathLike, Training
 from anydevice.errors import AnyDeviceError, ConfigurationError
@@ -244,7 +245,7 @@ def train(
         raise ConfigurationError("save_every= needs save=", source="save_every")
     if isinstance(device, tuple):
         given |= {"model": model, "precision": precision, "optimize": optimize}
-        return train_in_processes(given, device, Interrupts())
+        return train_in_processes(train, given, device, Interrupts())
     leads = mesh is None or mesh.rank == 0
     with _saving(save, resume, leads) as target:
         source, length = _source(resume, target), length_of(data)

@@ -114,8 +114,8 @@ class Training:
     of any kind. Further options, as in `nn.train`:
 
     - `devices` and `strategy`: several devices.
-    - `precision`: "float32", "mixed", "mixed_float16", "bfloat16" or "float16"; `left_out` counts
-      the steps that a loss scaled for float16 left out.
+    - `precision`: "float32", "mixed", "mixed_float16", "bfloat16" or "float16"; `skipped_steps`
+      counts the steps in which a loss scaled for float16 overflowed.
     - `accumulate`: steps use the mean gradient of this number of batches, weighted by their rows.
     - `clip`: the largest global norm of the gradients.
     - `schedule`: the rate of each step, or a scheduler of `torch.optim.lr_scheduler`.
@@ -312,8 +312,8 @@ class Training:
         return 0 if self._stepper is None else self._stepper.started
 
     @property
-    def left_out(self) -> int:
-        """The number of steps left out because a loss scaled for float16 overflowed."""
+    def skipped_steps(self) -> int:
+        """The number of steps skipped because a loss scaled for float16 overflowed."""
         return 0 if self._stepper is None else self._stepper.skipped_steps
 
     def save(self, path: PathLike) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from functools import partial
 
-from anydevice._parallel.launch import run_script
+from anydevice._parallel.host import run_script
 from anydevice._parallel.processes import TOGETHER
 from anydevice.cli.printing import Output
 from anydevice.errors import ConfigurationError

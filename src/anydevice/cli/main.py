@@ -58,7 +58,7 @@ _EXIT_CODES = """\
     0  all is well
     1  it was done, and the answer is no: wrong, slower, refuted, too large
     2  it could not be done: a wrong option, file, name or setting
-    3  it was not decided: by prove, or in the time of verify --quick
+    3  undecided: prove reached no result, or verify --quick ran out of time
   130  it was interrupted by Ctrl-C; prove says how far it is, and gives 3
   141  the reader of its output is gone"""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anydevice._check.cases.table import TABLE
 from anydevice._check.verdicts import (
@@ -18,6 +18,7 @@ from anydevice._check.verdicts import (
     save,
 )
 from anydevice._check.verify import verify
+from anydevice._core.record import NOTHING
 from anydevice._core.text import ABSENT, UNUSABLE, USABLE
 from anydevice.cli.main import ANSWER_IS_NO, NOT_DECIDED, NOT_DONE
 from anydevice.cli.options import add_filters, add_switches, progress_on
@@ -42,6 +43,7 @@ _SHORT = {
     "bool": "bool",
 }
 _PARTS: dict[Of, str] = {"value": "", "kernel": "our kernel ", "gradient": "gradient "}
+_FILTERS = ("op", "device", "engine", "dtype")
 _MAX_NAMED = 4
 """Ops that a shared reason names; a longer list is counted."""
 
@@ -75,7 +77,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.json:
         output.json(verdicts.to_dict() | ({"kernels": kept.to_dict()} if kept else {}))
     else:
-        show(verdicts, output)
+        show(verdicts, output, {name: getattr(arguments, name) for name in _FILTERS})
         if kept:
             _show_kept(kept, output)
     if kept and kept.problem:
@@ -116,8 +118,13 @@ class Rows:
                     part = ""
 
 
-def show(verdicts: Verdicts, output: Output) -> None:
-    """Print what failed, why something is unsupported or was not reached, and the result."""
+def show(
+    verdicts: Verdicts, output: Output, filters: Mapping[str, Sequence[str] | None] = NOTHING
+) -> None:
+    """Print what failed, why something is unsupported or was not reached, and the result.
+
+    The last line repeats what failed, else the run with its `filters`.
+    """
     output.say("")
     for state in FAILED:
         cells = verdicts.of(state)
@@ -136,12 +143,13 @@ def show(verdicts: Verdicts, output: Output) -> None:
     output.say(f"{counts}, in {verdicts.seconds:.1f} s.")
     if verdicts.out_of_time:
         output.say("Time was up, and nothing is wrong so far; run without --quick for the rest.")
-    failed = ""
-    for option in ("op", "device", "engine", "dtype"):
-        names = dict.fromkeys(getattr(cell, option) for cell in verdicts.failed)
-        failed += f" --{option} {','.join(names)}" if names else ""
+    again = ""
+    for option in _FILTERS:
+        failed = dict.fromkeys(getattr(cell, option) for cell in verdicts.failed)
+        names = failed or filters.get(option)
+        again += f" --{option} {','.join(names)}" if names else ""
     quick = " --quick" if verdicts.quick else ""
-    output.say(f"To draw the same calls: anydevice verify{failed}{quick} --seed {verdicts.seed}")
+    output.say(f"To draw the same calls: anydevice verify{again}{quick} --seed {verdicts.seed}")
 
 
 def _show_reasons(

@@ -13,7 +13,7 @@ import pytest
 
 import anydevice
 from anydevice import testing
-from anydevice._arrays.memory.stats import MemoryStats, memory_stats, pressure_of
+from anydevice._arrays.memory.stats import MemoryStats, PeakMeter, memory_stats, pressure_of
 from anydevice._core.device import Device
 from anydevice._core.engine import MemoryUse
 from anydevice._core.finding import BackendScan, Facts, RawDevice
@@ -188,3 +188,35 @@ def test_no_library_is_imported_or_started_for_it() -> None:
         "assert not jax_started()\n"
     )
     output_of("-c", code)
+
+
+def fill(size: int) -> None:
+    """Use memory and return it."""
+    numpy.ones(size, numpy.uint8)
+
+
+def test_meters_within_each_other_have_the_peaks_of_their_own_time() -> None:
+    outer = PeakMeter(Device("cpu"))
+    fill(256 * MIB)
+    if outer.peak is None:
+        pytest.skip("this system does not start a peak again")
+    inner = PeakMeter(Device("cpu"))
+    fill(64 * MIB)
+    for meter, size in ((outer, 256 * MIB), (inner, 64 * MIB)):
+        assert meter.peak is not None
+        assert meter.before is not None
+        assert abs(meter.peak - meter.before - size) < 32 * MIB
+
+
+@pytest.mark.needs("torch")
+def test_a_peak_that_a_library_does_not_count_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = counting("torch", MemoryUse(GIB, 2 * GIB))
+    engine.memory.reset_peak = Mock()
+    monkeypatch.setattr(registry, "loaded_engines", lambda: ("torch",))
+    monkeypatch.setattr(registry, "load", lambda _: engine)
+    with testing.fake_machine(cuda=1, memory="80GiB", free="15GiB", engines=["torch"]):
+        assert PeakMeter(Device("cuda:0")).peak is None
+        engine.memory.use = Mock(return_value=MemoryUse(GIB, 2 * GIB, peak=GIB))
+        meter = PeakMeter(Device("cuda:0"))
+        engine.memory.use = Mock(return_value=MemoryUse(GIB, 2 * GIB, peak=2 * GIB))
+        assert (meter.before, meter.peak) == (GIB, 2 * GIB)

@@ -305,3 +305,12 @@ def test_the_recorded_machines_are_told_what_fits_them(
     assert told["metal", "Apple M1"] == "pip install mlx"
     assert told["rocm", "AMD gfx803 GPU"] == USE_ANOTHER
     assert len(told) > 20
+
+
+def test_the_page_on_troubleshooting_has_the_indexes_of_pytorch() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| ((?:cu|rocm)[\d.]+) \| ([^|]+) \|", page, re.MULTILINE))
+    known = [x for backend in ("cuda", "rocm") for x in REQUIREMENTS["torch", backend]]
+    supported = {x.index: DRIVERS.get(x.runtime, x.runtime) for x in known if x.is_supported}
+    assert list(rows) == list(supported)
+    assert all(version in rows[index] for index, version in supported.items())

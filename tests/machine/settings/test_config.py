@@ -320,3 +320,29 @@ def test_the_page_on_security_lists_what_a_project_may_set() -> None:
     variables, flags = (block.split("```")[0].split() for block in page.split("```text")[1:])
     assert variables == sorted(library_settings.HARMLESS)
     assert flags == sorted(library_settings.HARMLESS_FLAGS)
+
+
+def test_a_seed_is_given_or_set_or_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYDEVICE_SEED", "5")
+    assert [settings.seed(given, "f") for given in (None, 7, 0)] == [5, 7, 0]
+    monkeypatch.setenv("ANYDEVICE_SEED", "-1")
+    with pytest.raises(ConfigurationError, match="f: ANYDEVICE_SEED must be an integer of 0 or"):
+        settings.seed(None, "f")
+    for wrong in (-1, "", "5"):
+        with pytest.raises(ConfigurationError, match="f: seed must be an integer of 0 or more"):
+            settings.seed(wrong, "f")
+    monkeypatch.setenv("ANYDEVICE_SEED", "")
+    assert len({settings.seed(None, "f") for _ in range(9)}) > 1
+
+
+@pytest.mark.needs("jax")
+def test_settings_do_not_keep_a_flag_that_xla_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(library_settings, "_READ_AT_START", ())
+    good, unknown = "--xla_cpu_enable_fast_math=false", "--xla_cpu_enable_fast_mathz=1"
+    message = "has no flag --xla_cpu_enable_fast_mathz; the nearest is --xla_cpu_enable_fast_math"
+    for _ in range(2):  # the second time from the file of verdicts
+        with pytest.raises(ConfigurationError, match=message):
+            anydevice.configure(env={"XLA_FLAGS": f"{good} {unknown}", "OTHER": "1"}, jit=True)
+    assert dict(anydevice.configure().env) == {"XLA_FLAGS": good, "OTHER": "1"}
+    assert (os.environ["XLA_FLAGS"], os.environ["OTHER"]) == (good, "1")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
+from weakref import WeakSet
 
 from anydevice._core.device import Device
 from anydevice._core.engine import MemoryUse
@@ -132,28 +133,54 @@ class PeakMeter:
     """
 
     def __init__(self, device: Device) -> None:
-        self._device = device
-        is_reset = device.backend == "cpu" and reset_own_peak()
-        for name, _ in () if device.backend == "cpu" else _holders(device):
-            registry.load(name).memory.reset_peak(device)
-        self.before, peak = self._read()
-        is_reset = is_reset or (device.backend != "cpu" and peak == self.before)
-        self._stale = None if is_reset else peak
+        self._counter = _ProcessCounter() if device.backend == "cpu" else _LibraryCounter(device)
+        self.before, peak = self._counter.read()
+        self._stale = None if self._counter.is_reset else peak
 
     @property
     def peak(self) -> int | None:
         """The highest memory; `None` if unknown, such as where an earlier peak was higher."""
-        _, peak = self._read()
+        _, peak = self._counter.read()
         return None if peak == self._stale else peak
 
-    def _read(self) -> tuple[int | None, int | None]:
-        if self._device.backend == "cpu":
-            return own_memory(since_reset=True)
+
+class _ProcessCounter:
+    """The memory of this process now, and its peak since the counter was made."""
+
+    def __init__(self) -> None:
+        self._highest = 0
+        _, peak = own_memory(since_reset=True)
+        for counter in list(_counters):  # the system forgets their peak now
+            counter._highest = max(counter._highest, peak or 0)
+        self.is_reset = reset_own_peak()
+        _counters.add(self)
+
+    def read(self) -> tuple[int | None, int | None]:
+        in_use, peak = own_memory(since_reset=True)
+        return in_use, None if peak is None else max(peak, self._highest)
+
+
+_counters: WeakSet[_ProcessCounter] = WeakSet()
+
+
+class _LibraryCounter:
+    """The memory that libraries hold on a device now, and the peak since the counter was made."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        for name, _ in _holders(device):
+            registry.load(name).memory.reset_peak(device)
+        in_use, peak = self.read()
+        self.is_reset = in_use == peak
+
+    def read(self) -> tuple[int | None, int | None]:
         uses = [use for _, use in _holders(self._device)]
         if not uses:
             return None, None
-        peaks = [use.in_use if use.peak is None else use.peak for use in uses]
-        return sum(use.in_use for use in uses), sum(peaks)
+        # A library that does not count peaks, and holds nothing, may have held little.
+        peaks = [0 if use.peak is None and not use.reserved else use.peak for use in uses]
+        known = [peak for peak in peaks if peak is not None]
+        return sum(use.in_use for use in uses), sum(known) if len(known) == len(uses) else None
 
 
 def on_release(give_back: Callable[[Device], None]) -> Callable[[Device], None]:

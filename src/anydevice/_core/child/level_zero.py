@@ -22,7 +22,7 @@ _MOST = 1024
 """A limit on drivers and devices; of more, none is listed."""
 
 # The structures of Level Zero 1.17 (ze_api.h, ze_loader.h) in the notation of `struct`. Most begin
-# with their type, which stands before them here, and the address of a further one to fill.
+# with `stype`, whose value stands before the fields here, and `pNext`.
 _HANDLE, _COMPONENT = "P", "64sI3i"
 _DRIVER, _DEVICE = (0x1, "IP16sI"), (0x3, "IP6IQ7IQ2I16s256s")
 _MEMORY, _PCI, _FREE = (0x7, "IP3IQ256s"), (0x10008, "IP4I2iq"), (0x20041, "IPQ")
@@ -76,7 +76,7 @@ def _device(loader: CDLL, driver: c_void_p, device: c_void_p) -> list[Answer]:
 
 
 def _blank(kind: int, fields: str, following: Any = None) -> Any:
-    """Return an empty structure with its type, and the address of the one that follows."""
+    """Return an empty structure with its `stype` and `pNext`."""
     head = pack("IP", kind, addressof(following) if following else 0)
     return create_string_buffer(head, calcsize(f"{fields}0P"))
 
@@ -88,7 +88,7 @@ def _read(layout: tuple[int, str], call: Any, *before: Any, following: Any = Non
 
 
 def _list(fields: str, call: Any, *before: Any) -> list[Any]:
-    """Return the rows of a "how many, then which" function; none if it fails."""
+    """Call an enumeration function for the count, then the items; [] on failure."""
     count = c_size_t()  # some functions write 32 bits of it; these processors are little-endian
     if call(*before, byref(count), None) or not 0 < count.value <= _MOST:
         return []

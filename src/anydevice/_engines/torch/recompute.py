@@ -2,8 +2,8 @@
 
 Autograd gets a handle for each tensor that it would save. When the backward pass asks for the first
 of them, the function runs again, and fills all handles (Chen et al., 2016, "Training deep nets with
-sublinear memory cost"). A tensor in the memory of an argument or a result of the function exists
-anyway, and is kept.
+sublinear memory cost"). Tensors that share
+memory with an argument or result are kept, since they exist anyway.
 
 PyTorch's own function imports its compiler at the first call, which takes 150 MiB; it is used only
 where that compiler traces.
@@ -31,8 +31,9 @@ def recompute(function: Callable[..., Any], *arguments: Any, **named: Any) -> An
     """Call a function that saves only its arguments for its gradient.
 
     Random numbers and autocast are the same in both runs. Raises `VerificationError` in the
-    backward pass if an argument was changed in place meanwhile, or if the second run computes other
-    tensors than the first.
+    backward pass if an argument, or a weight that autograd saves, was changed in place meanwhile,
+    or if the second run computes other tensors than the first. Other changes, such as of a bias
+    that is only added, are not noticed.
 
     >>> x = torch.ones(3, requires_grad=True)
     >>> recompute(torch.sin, x).sum().backward()
@@ -76,7 +77,7 @@ class _Complete(BaseException):
 
 
 class _Segment:
-    """A function with what its second run needs."""
+    """One recomputed call: function, arguments, random states, handles."""
 
     def __init__(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]
@@ -93,8 +94,10 @@ class _Segment:
         self._random = [generator.get_state() for generator in self._generators]
         self._handles: list[tuple[ref[_Handle], Any]] = []
         self._versions: list[int] | None = None
-        self._written: list[tuple[_Handle, StorageWeakRef, Any]] = []
-        """The handles of the first run with their memory, until it has ended."""
+        self._written: list[tuple[int, _Handle, StorageWeakRef, Any]] = []
+        """The handles of the first run with their number and memory, until it has ended."""
+        self._outer: dict[int, tuple[StorageWeakRef, int]] = {}
+        """Memory that outlived the first run, such as weights, with its version, by handle."""
 
     def run(self) -> Any:
         """Run the function for the first time."""
@@ -102,10 +105,12 @@ class _Segment:
             result = self._function(*self._arguments, **self._named)
         self._versions = self._present_versions()
         results = {_storage_of(x): x for x in tensors_in(result)}
-        for handle, storage, (dtype, version, *layout) in self._written:
+        for number, handle, storage, (dtype, version, *layout) in self._written:
             x = results.get(storage.cdata)
             if x is not None and (x.dtype, x._version) == (dtype, version):
                 handle.fill(x.detach().as_strided(*layout), keep=True)
+            elif x is None and not storage.expired():
+                self._outer[number] = storage, version
         self._written.clear()
         return result
 
@@ -113,30 +118,34 @@ class _Segment:
         return [x._version for x in self._tensors if not x.is_inference()]
 
     def _pack(self, x: Tensor) -> _Handle:
-        handle, storage = _Handle(), _storage_of(x)
+        number, handle, storage = len(self._handles), _Handle(), _storage_of(x)
         self._handles.append((ref(handle), (x.shape, x.dtype, x.device)))
         if storage in self._storages and storage is not None:
             handle.fill(x, keep=True)
         elif storage is not None:
             layout = x.dtype, x._version, x.shape, x.stride(), x.storage_offset()
-            self._written.append((handle, StorageWeakRef(x.untyped_storage()), layout))
+            self._written.append((number, handle, StorageWeakRef(x.untyped_storage()), layout))
         return handle
 
     def _unpack(self, handle: _Handle) -> Tensor:
         if self._versions not in (None, self._present_versions()):
-            raise _changed("an argument was changed in place before the gradients were computed")
+            raise _restore_error(
+                "an argument was changed in place before the gradients were computed"
+            )
         if not handle.is_intact:
             handle.value = None
             self._run_again()
         value = handle.value
         if value is None or not handle.is_intact:
-            raise _changed("one of its operations changes in place what another one needs")
+            raise _restore_error(
+                "an operation modifies in place a tensor that another operation saved"
+            )
         if not handle.is_kept:
             handle.value = None
         return value
 
     def _run_again(self) -> None:
-        """Fill the handles that are still of use and have no value."""
+        """Recompute the tensors that autograd still needs."""
         handles = [(handle(), kind) for handle, kind in self._handles]
         empty = [h is not None and h.value is None for h, _ in handles]
         last, number = max(at for at, is_empty in enumerate(empty) if is_empty), 0
@@ -145,7 +154,12 @@ class _Segment:
             nonlocal number
             handle, kind = handles[number]
             if kind != (x.shape, x.dtype, x.device):
-                raise _changed(f"tensor {number} was {kind}, and is {tuple(x.shape)}, {x.dtype}")
+                raise _restore_error(
+                    f"tensor {number} was {kind}, and is {tuple(x.shape)}, {x.dtype}"
+                )
+            outer, version = self._outer.get(number, (None, 0))
+            if outer and outer.cdata == _storage_of(x) and version != x._version:
+                raise _restore_error("a tensor that the function uses was changed in place")
             if empty[number] and handle is not None:
                 handle.fill(x)
             number += 1
@@ -163,7 +177,7 @@ class _Segment:
                 self._function(*self._arguments, **self._named)
             except _Complete:
                 return
-        raise _changed(f"it saved {len(handles)} tensors, and now {number}")
+        raise _restore_error(f"it saved {len(handles)} tensors, and now {number}")
 
 
 def _storage_of(x: Tensor) -> int | None:
@@ -198,7 +212,7 @@ def _set_states(generators: list[Any], states: list[Tensor]) -> None:
         generator.set_state(state)
 
 
-def _changed(problem: str) -> VerificationError:
+def _restore_error(problem: str) -> VerificationError:
     return VerificationError(
         f"the activations of a recomputed layer cannot be restored: {problem}; change nothing "
         "between the forward and the backward pass, or leave this layer out of nn.recompute",

@@ -17,7 +17,7 @@ from torch import nn
 from anydevice._arrays.move import refuse_mismatch
 from anydevice._core.device import Device
 from anydevice._core.locks import ForkSafeLock
-from anydevice._engines.torch.recompute import recompute
+from anydevice._engines.torch.recompute import recompute, tensors_in
 from anydevice._machine.engines import registry
 from anydevice.errors import AnyDeviceError, ConfigurationError, DeviceMismatchError
 
@@ -192,7 +192,7 @@ def stream_weights(
 
     def streamed(*arguments: Any, **named: Any) -> Any:
         arguments, named = _moved_tree(arguments, device), _moved_tree(named, device)
-        if takes_gradients((*weights, *_tensors_in((arguments, named)))):
+        if takes_gradients((*weights, *tensors_in((arguments, named)))):
             return again(*arguments, **named)
         with fetcher.turn.native:  # one call at a time has the weights
             for x, here in zip(weights, fetcher.acquire(number), strict=True):
@@ -219,14 +219,6 @@ def stream_weights(
         return recompute(called, *arguments, **named)
 
     return streamed
-
-
-def _tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, dict | tuple | list):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from _tensors_in(part)
 
 
 def takes_gradients(arrays: Sequence[Any]) -> bool:

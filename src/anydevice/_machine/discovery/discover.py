@@ -18,7 +18,7 @@ from anydevice._core.locks import ForkSafeLock, started
 from anydevice._core.record import Record, as_dict, replace
 from anydevice._core.text import printable
 from anydevice._machine.engines.installed import EntryPoint, entry_points
-from anydevice._machine.hardware.readers import READERS, USAGE, Begin, Look
+from anydevice._machine.hardware.readers import FREE_MEMORY, READERS, Begin, Look
 from anydevice._machine.settings.config import Config, apply_files, current, variables
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
@@ -195,7 +195,7 @@ def free_memory(device: Device) -> int | None:
 
 def read_free_memory(backend: str, index: int, facts: Facts) -> Facts:
     """Return the facts with the free memory of now, if the backend tells it."""
-    free = USAGE[backend]().free_memory(index, facts) if backend in USAGE else None
+    free = FREE_MEMORY[backend]()(index, facts) if backend in FREE_MEMORY else None
     return facts if free is None else replace(facts, free_memory=free)
 
 

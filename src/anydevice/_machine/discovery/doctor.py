@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from anydevice._core.backends import BACKENDS, KINDS
 from anydevice._core.choice import find_devices
-from anydevice._core.device import Device
+from anydevice._core.device import Device, parse_kind
 from anydevice._core.finding import DeviceStatus, Finding, Reason
 from anydevice._core.record import Record, replace
 from anydevice._machine.discovery.check import engines_to_check
@@ -47,7 +47,7 @@ def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None
     wanted = []
     for name in (name.strip().lower() for name in names):
         check_wish(name, "device")
-        card = find_devices(name, report.findings) if name.startswith("gpu:") else ()
+        card = () if parse_kind(name)[1] is None else find_devices(name, report.findings)
         wanted += [str(device) for device in card] or [name]
     if engine is not None:
         check_engine(engine, "--engine")

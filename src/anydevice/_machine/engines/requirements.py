@@ -1,7 +1,7 @@
 """The packages that bring a backend to an engine, and where each fits: one dated table.
 
-State of 18 November 2026: PyTorch 2.15, JAX 0.10, CuPy 14; of PyTorch's indexes, 18 September
-2026 and 2.14, the last release in cu126 (issue 190385 of pytorch/pytorch). Sources, to read again:
+Checked on 18 November 2026 with PyTorch 2.15, JAX 0.10 and CuPy 14; PyTorch's indexes on 18
+September, at 2.14, the last release in cu126 (issue 190385 of pytorch/pytorch). Sources:
 
 - PyTorch: RELEASE.md of pytorch/pytorch, "Release Compatibility Matrix" and "PyTorch CUDA Support
   Matrix" of 2.9 to 2.14. Its index cu132 serves the same drivers and cards as cu130.
@@ -64,7 +64,7 @@ def _on(*platforms: str, cards: tuple[str, ...] = ()) -> dict[str, tuple[str, ..
     return dict.fromkeys(platforms, cards)
 
 
-_TORCH, _JAX, _CUPY, _MLX = "2.11", "0.9", "14", "0.32.1"
+_JAX, _CUPY, _MLX = "0.9", "14", "0.32.1"
 _PC = (LINUX, WINDOWS)
 _FROM_MAXWELL = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 _FROM_TURING = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
@@ -72,37 +72,27 @@ _SERVERS = ("sm_80", "sm_90", "sm_100", "sm_120")
 _RDNA = ("gfx1030", "gfx1100", "gfx1101", "gfx1102", "gfx1200", "gfx1201")
 _ROCM_6 = ("gfx908", "gfx90a", "gfx942", *_RDNA)
 _ROCM_7 = (*_ROCM_6, "gfx950", "gfx1150", "gfx1151")
+_CUDA_13 = _on(*_PC, cards=_FROM_TURING) | _on(LINUX_ARM, cards=(*_SERVERS, "sm_110"))
+_CUDA_12_8 = _on(*_PC, cards=_FROM_TURING) | _on(LINUX_ARM, cards=_SERVERS)
+_CUDA_12_6 = _on(*_PC, cards=_FROM_MAXWELL) | _on(LINUX_ARM, cards=("sm_80", "sm_90"))
+
+
+def _torch(
+    cards: Mapping[str, tuple[str, ...]],
+    index: str = "",
+    newest: str = "",
+    runtime: str = "",
+    newest_python: tuple[int, int] | None = None,
+) -> Requirement:
+    return Requirement("torch", "2.11", cards, index, newest, runtime, newest_python)
+
 
 REQUIREMENTS: dict[tuple[str, str], tuple[Requirement, ...]] = {
     ("torch", "cuda"): (
-        Requirement(
-            "torch",
-            _TORCH,
-            _on(*_PC, cards=_FROM_TURING) | _on(LINUX_ARM, cards=(*_SERVERS, "sm_110")),
-            index="cu130",
-            newest="2.14",
-            runtime="13",
-            newest_python=(3, 15),
-        ),
-        Requirement(
-            "torch",
-            _TORCH,
-            _on(*_PC, cards=_FROM_MAXWELL) | _on(LINUX_ARM, cards=("sm_80", "sm_90")),
-            index="cu126",
-            newest="2.14",
-            runtime="12",
-            newest_python=(3, 15),
-        ),
+        _torch(_CUDA_13, "cu130", "2.14", "13", (3, 15)),
+        _torch(_CUDA_12_6, "cu126", "2.14", "12", (3, 15)),
         # For cards that CUDA 12.6 does not know, with a driver that does not serve CUDA 13.
-        Requirement(
-            "torch",
-            _TORCH,
-            _on(*_PC, cards=_FROM_TURING) | _on(LINUX_ARM, cards=_SERVERS),
-            index="cu128",
-            newest="2.11",
-            runtime="12",
-            newest_python=(3, 14),
-        ),
+        _torch(_CUDA_12_8, "cu128", "2.11", "12", (3, 14)),
     ),
     ("jax", "cuda"): tuple(
         Requirement(f"jax[cuda{cuda}]", _JAX, _on(LINUX, LINUX_ARM, cards=(oldest,)), runtime=cuda)
@@ -116,20 +106,9 @@ REQUIREMENTS: dict[tuple[str, str], tuple[Requirement, ...]] = {
     ),
     # PyTorch brings its own ROCm, for which the driver must be of `runtime` or newer; the others
     # use the ROCm of the machine, which must be of this major release.
-    ("torch", "rocm"): tuple(
-        Requirement(
-            "torch",
-            _TORCH,
-            _on(LINUX, cards=cards),
-            index=index,
-            newest=newest,
-            runtime=runtime,
-            newest_python=(3, 14),
-        )
-        for index, newest, runtime, cards in (
-            ("rocm7.2", "2.13", "6.3.3", _ROCM_7),
-            ("rocm6.4", "2.9", "6.2", _ROCM_6),
-        )
+    ("torch", "rocm"): (
+        _torch(_on(LINUX, cards=_ROCM_7), "rocm7.2", "2.13", "6.3.3", (3, 14)),
+        _torch(_on(LINUX, cards=_ROCM_6), "rocm6.4", "2.9", "6.2", (3, 14)),
     ),
     ("jax", "rocm"): (
         Requirement("jax[rocm7-local]", "0.10", _on(LINUX, cards=_ROCM_7), runtime="7"),
@@ -137,24 +116,15 @@ REQUIREMENTS: dict[tuple[str, str], tuple[Requirement, ...]] = {
     ("cupy", "rocm"): (
         Requirement("cupy-rocm-7-0", _CUPY, _on(LINUX, cards=_ROCM_7), runtime="7"),
     ),
-    ("torch", "xpu"): (
-        Requirement("torch", _TORCH, _on(*_PC), index="xpu", newest="2.14", newest_python=(3, 15)),
-    ),
+    ("torch", "xpu"): (_torch(_on(*_PC), "xpu", "2.14", newest_python=(3, 15)),),
     ("mlx", "metal"): (Requirement("mlx", _MLX, _on(MAC)),),
-    ("torch", "metal"): (Requirement("torch", _TORCH, _on(MAC)),),
+    ("torch", "metal"): (_torch(_on(MAC)),),
     ("opencl", "opencl"): (Requirement("pyopencl", "2024.3", _on(*EVERYWHERE)),),
     ("jax", "tpu"): (Requirement("jax[tpu]", _JAX, _on(LINUX)),),
     ("numpy", "cpu"): (Requirement("numpy", "2.0", _on(*EVERYWHERE)),),
     ("torch", "cpu"): (
-        Requirement("torch", _TORCH, _on(MAC)),
-        Requirement(
-            "torch",
-            _TORCH,
-            _on(*_PC, LINUX_ARM, "Windows arm64"),
-            index="cpu",
-            newest="2.14",
-            newest_python=(3, 15),
-        ),
+        _torch(_on(MAC)),
+        _torch(_on(*_PC, LINUX_ARM, "Windows arm64"), "cpu", "2.14", newest_python=(3, 15)),
     ),
     ("jax", "cpu"): (Requirement("jax", _JAX, _on(*_PC, LINUX_ARM, MAC)),),
     ("mlx", "cpu"): (

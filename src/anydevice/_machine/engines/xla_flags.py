@@ -1,4 +1,4 @@
-"""Flags of XLA, tried in a child process: one that XLA does not take ends the process of JAX."""
+"""Check XLA's flags in a child process: an unknown one aborts JAX."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from anydevice._machine.settings.files import read_cache, verdicts_file, write_c
 
 _PROGRAM = "import sys; sys.path[:] = {}; from jaxlib import xla_client as x; x.make_cpu_client()"
 _LIMIT = 60.0
-_TRIED, _LIKE = 8, 0.7
-"""The most names that are tried for the nearest flag, and how alike they are, of 1."""
+_CANDIDATES, _SIMILARITY = 8, 0.7
+"""Limit on names tried for the nearest flag, and the least similarity, from 0 to 1."""
 _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
 _WRONG = re.compile(r"Couldn't interpret value .* for flag (\w+)")
 _NAMES = re.compile(rb"\bxla_[a-z][a-z0-9_]+")
@@ -32,15 +32,15 @@ def flags_file() -> Path:
 def refused_flags(text: str) -> dict[str, str]:
     """Return the flags of `text` that XLA would end the process for, each with a sentence.
 
-    Verdicts are kept for this version of jaxlib. Without jaxlib, or if the child says nothing of
-    use, no flag is refused.
+    Verdicts are kept for this version of jaxlib. Without jaxlib, or if the child names no flag,
+    none is refused.
     """
     version, flags = distributions().get("jaxlib"), text.split()
     if version is None or not text.lstrip().startswith("--"):  # a file of flags
         return {}
     verdicts = _read().get(version, {})
     if not verdicts.keys() >= set(flags):
-        refused = dict(_tried(flags, version))
+        refused = dict(_find_refused(flags, version))
         verdicts = {**verdicts, **{flag: refused.get(flag, "") for flag in flags}}
         write_cache(flags_file(), "the flags", lambda: {**_read(), version: verdicts})
     return {flag: verdicts[flag] for flag in flags if verdicts[flag]}
@@ -54,12 +54,12 @@ def _read() -> dict[str, dict[str, str]]:
     }
 
 
-def _tried(flags: Sequence[str], version: str) -> Iterator[tuple[str, str]]:
+def _find_refused(flags: Sequence[str], version: str) -> Iterator[tuple[str, str]]:
     """Yield the flags that a child ends with, and why; XLA names the unknown ones first."""
     while flags:
-        said = _said_with(flags)
-        unknown = [flag for match in _UNKNOWN.findall(said) for flag in match.split()]
-        wrong = _WRONG.findall(said)
+        message = _read_startup_error(flags)
+        unknown = [flag for match in _UNKNOWN.findall(message) for flag in match.split()]
+        wrong = _WRONG.findall(message)
         refused = [flag for flag in flags if flag in unknown or _name(flag) in wrong]
         if not refused:
             return
@@ -82,15 +82,15 @@ def _nearest(name: str) -> str | None:
     largest = max(files, key=lambda path: path.stat().st_size)
     with largest.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
         names = {text.decode() for text in _NAMES.findall(content)}
-    near = get_close_matches(name, names, _TRIED, _LIKE)
-    return next((x for x in near if not _UNKNOWN.search(_said_with([f"--{x}"]))), None)
+    near = get_close_matches(name, names, _CANDIDATES, _SIMILARITY)
+    return next((x for x in near if not _UNKNOWN.search(_read_startup_error([f"--{x}"]))), None)
 
 
 def _name(flag: str) -> str:
     return flag.removeprefix("--").partition("=")[0]
 
 
-def _said_with(flags: Sequence[str]) -> str:
+def _read_startup_error(flags: Sequence[str]) -> str:
     """Return what XLA prints when it starts with these flags and fails; "" if it starts."""
     command = [sys.executable, "-I", "-c", _PROGRAM.format(sys.path)]
     environment = {**own_environment(), "XLA_FLAGS": " ".join(flags)}

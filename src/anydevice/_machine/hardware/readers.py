@@ -62,8 +62,6 @@ class Usage(Protocol):
 
     def processes(self, index: int, facts: Facts) -> tuple[DeviceProcess, ...]: ...
 
-    def free_memory(self, index: int, facts: Facts) -> int | None: ...
-
 
 def readings(backend: str, index: int, facts: Facts) -> Readings:
     """Return the load, heat and power of a device now. Never raises: what is not told is `None`.
@@ -73,8 +71,10 @@ def readings(backend: str, index: int, facts: Facts) -> Readings:
     """
     if facts.details.get("fake"):
         return Readings(free_memory=facts.free_memory)
-    usage = USAGE[backend]() if backend in USAGE else None
-    return usage.readings(index, facts) if usage else Readings()
+    if backend in USAGE:
+        return USAGE[backend]().readings(index, facts)
+    ask = FREE_MEMORY.get(backend)
+    return Readings(free_memory=None if ask is None else ask()(index, facts))
 
 
 def processes(backend: str, index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
@@ -106,6 +106,13 @@ READERS: dict[str, Begin] = {name: partial(_begin, name) for name in ("opencl", 
 
 USAGE: dict[str, Callable[[], Usage]] = {
     name: partial(hooks.load, f"anydevice._machine.hardware.{name}.usage")
-    for name in ("cpu", "cuda", "rocm", "metal", "xpu")
+    for name in ("cpu", "cuda", "rocm")
 }
 """The modules that show how much of a backend is in use."""
+
+FREE_MEMORY: dict[str, Callable[[], Callable[[int, Facts], int | None]]] = {
+    name: partial(hooks.load, f"anydevice._machine.hardware.{name}.{file}:free_memory")
+    for file, names in (("usage", ("cuda", "rocm")), ("reader", ("cpu", "metal", "xpu")))
+    for name in names
+}
+"""The functions that read the free memory of a device; macOS and Intel tell no other usage."""

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from anydevice._core.backends import AUTO, BACKENDS, KINDS
+from anydevice._core.backends import AUTO, BACKENDS
 from anydevice._core.checks import integer, is_number
-from anydevice._core.device import Device, parse_place
+from anydevice._core.device import Device, parse_kind, parse_place
 from anydevice._core.files import parse_toml, read_small, writing
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.record import NOTHING, Record
@@ -42,6 +42,8 @@ SETTINGS = (
 _KEYS = ("device", "engine", *SETTINGS)
 _MADE_BY_US = "# written by anydevice; removed when no setting is left\n"
 """The first line of a settings file that `prefer` made."""
+
+SEED = "ANYDEVICE_SEED"
 
 _NAMES_SHOWN = 5
 """Limit on the names in one message."""
@@ -152,6 +154,9 @@ def change(changes: Mapping[str, Any], *, insist: bool) -> Config:
     """Change settings as `configure` does; without `insist`, a late `memory` for JAX only warns."""
     global _revision
     checked = {name: _check(name, value, "configure()") for name, value in changes.items()}
+    refused: Mapping[str, str] = {}
+    if checked.get("env"):
+        checked["env"], refused = _split_refused(checked["env"])
     if insist and checked.get("memory") is not None:
         for check, _ in _memory_listeners:
             check(Config(memory=checked["memory"]))
@@ -164,6 +169,8 @@ def change(changes: Mapping[str, Any], *, insist: bool) -> Config:
         _revision += bool(checked)
     config, origins = current()
     _take_effect(changes, config, origins)
+    if refused:
+        raise _refused_error("configure()", refused)
     return config
 
 
@@ -184,6 +191,21 @@ def changes() -> dict[str, Any]:
 def state() -> tuple[object, ...]:
     """Return a value that changes when any setting does; faster than `current`."""
     return files_state(), _revision
+
+
+def seed(given: object, owner: str) -> int:
+    """Return `given`, else `ANYDEVICE_SEED`, else a random seed.
+
+    >>> seed(7, "verify")
+    7
+    """
+    if given is not None:
+        return integer("seed", given, 0, owner=owner)
+    text = os.environ.get(SEED, "")
+    if text.isdecimal():
+        return int(text)
+    random = int.from_bytes(os.urandom(4), "little")
+    return integer(SEED, text, 0, owner=owner) if text else random
 
 
 def _merge_settings(read: Iterable[FileSettings]) -> tuple[Config, dict[str, str]]:
@@ -210,7 +232,7 @@ def apply_files(names: Iterable[str] = ("env", "threads", "x64", "jit", "memory"
         if pending:
             _take_effect(pending, config, origins)
     except ConfigurationError:
-        del _applied["env"]  # so that choosing a device raises it too
+        _applied.pop("env", None)  # so that choosing a device raises it too
         raise
 
 
@@ -335,13 +357,7 @@ def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[st
     late: list[str] = []
     refused: Mapping[str, str] = {}
     if "env" in changes:
-        variables = dict(config.env)
-        if "XLA_FLAGS" in variables:
-            from anydevice._machine.engines.xla_flags import refused_flags
-
-            flags = variables["XLA_FLAGS"]
-            refused = refused_flags(flags)
-            variables["XLA_FLAGS"] = " ".join(x for x in flags.split() if x not in refused)
+        variables, refused = _split_refused(config.env)
         sources = {
             file.origin for file in read_files() for name, _, _ in file.settings if name == "env"
         }
@@ -358,12 +374,29 @@ def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[st
     for sentence in late:
         warn(sentence)
     if refused:
-        source = origins.get("env", "configure()")
-        raise ConfigurationError(
-            f"{source}: env: XLA_FLAGS: {'; '.join(refused.values())}. JAX would end the process, "
-            "so it was not set; everything else was",
-            source,
-        )
+        raise _refused_error(origins.get("env", "configure()"), refused)
+
+
+def _split_refused(variables: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Return the variables without the flags that XLA refuses, and these with their reasons."""
+    flags = variables.get("XLA_FLAGS")
+    if flags is None:
+        return variables, {}
+    from anydevice._machine.engines.xla_flags import refused_flags
+
+    refused = refused_flags(flags)
+    accepted = " ".join(flag for flag in flags.split() if flag not in refused)
+    return (
+        MappingProxyType({**variables, "XLA_FLAGS": accepted}) if refused else variables
+    ), refused
+
+
+def _refused_error(source: str, refused: Mapping[str, str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"{source}: env: XLA_FLAGS: {'; '.join(refused.values())}. XLA would abort the process, "
+        "so these flags were not set; all other settings were",
+        source,
+    )
 
 
 def _limit_memory(config: Config | None) -> list[str]:
@@ -453,7 +486,7 @@ def _read_file(origin: Origin, path: Path | None) -> FileSettings | None:
 
 def check_wish(wish: str, source: str) -> None:
     """Raise `ConfigurationError`, with the valid names, if this cannot name a device."""
-    if wish in KINDS or wish == AUTO or re.fullmatch(r"gpu:\d{1,9}", wish):
+    if wish == AUTO or parse_kind(wish)[0] is not None:
         return
     try:
         parse_place(wish)

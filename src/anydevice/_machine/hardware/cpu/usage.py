@@ -18,7 +18,7 @@ from anydevice._core.locks import ForkSafeLock
 from anydevice._core.record import Record
 from anydevice._machine.hardware import linux
 from anydevice._machine.hardware.cpu.facts import online_processors
-from anydevice._machine.hardware.cpu.reader import free_memory as free_memory
+from anydevice._machine.hardware.cpu.reader import free_memory
 from anydevice._machine.hardware.readers import DeviceProcess, Readings
 
 _ROOT = Path("/")
