@@ -1,32 +1,42 @@
 """Quantized weights: packed integers with a scale, and maybe a minimum, for each block.
 
-One value serves every format: GGUF's block types, GPTQ, AWQ, float8 and MXFP4. Its arrays may be
-of any library. Packing and unpacking are in `_formats`, computing is in `_ops`.
+One value serves every format: GGUF's block types, GPTQ, AWQ, compressed-tensors, bitsandbytes,
+float8 and MXFP4. Its arrays may be of any library. Packing and unpacking are in
+`_formats/quantized.py`, computing is `ops.quantized_linear`.
 """
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Mapping
 
 from anydevice._core.array import Array
-from anydevice._core.record import Record
+from anydevice._core.record import Record, replace
+
+SUPER_BLOCK = 256
+"""Columns that share a super-scale, as in GGUF's K-quants."""
+
+ARRAYS = ("codes", "high", "scales", "minimums", "super_scales", "super_minimums")
+"""The fields that are arrays; all but `codes` and `scales` may be None."""
 
 
 class QuantizedWeight(Record):
     """A matrix, or a stack of matrices, of small integers with scales along its last axis.
 
-    The number at column c is `scale · (code − zero) + minimum`, with the scale and the minimum of
-    block `c // block`; with a `table`, it is `scale · table[code] + minimum`. All is computed in
+    The number at column c is `scale · (code - zero) + minimum`, with the scale and the minimum of
+    block `c // block`. With a `table` it is `scale · table[code] + minimum`. All is computed in
     float32, in this order.
 
-    `codes` are uint8, (…, rows, columns · bits / 8), and hold 8 / bits codes each, the first one in
-    the lowest bits. `scales` are float32 or float16, and `minimums` float32: (…, rows, blocks).
+    `codes` are uint8 and hold `low_bits` of each code, the first code in the lowest bits of a byte.
+    Codes of 3, 5 and 6 bits keep their other bits in `high`, packed in the same way:
+    (…, rows, columns · bits / 8) each. `scales` and `minimums` are (…, rows, blocks). As floats
+    they are used as they are. As int8 they are multiplied by `super_scales` and `super_minimums`,
+    float16 of (…, rows, columns / 256).
 
     >>> import numpy
-    >>> codes, scales = numpy.zeros((3, 32), "uint8"), numpy.ones((3, 2), "float32")
+    >>> codes, scales = numpy.zeros((3, 32), "uint8"), numpy.ones((3, 2), "float16")
     >>> weight = QuantizedWeight("q4_0", (3, 64), 4, 32, codes, scales, zero=8)
-    >>> weight.shape, weight.nbytes
-    ((3, 64), 120)
+    >>> weight.ndim, weight.low_bits, [*weight.arrays]
+    (2, 4, ['codes', 'scales'])
     """
 
     scheme: str
@@ -35,7 +45,10 @@ class QuantizedWeight(Record):
     block: int
     codes: Array
     scales: Array
+    high: Array | None = None
     minimums: Array | None = None
+    super_scales: Array | None = None
+    super_minimums: Array | None = None
     zero: int = 0
     table: tuple[float, ...] | None = None
 
@@ -45,19 +58,27 @@ class QuantizedWeight(Record):
         return len(self.shape)
 
     @property
-    def arrays(self) -> tuple[Array, ...]:
-        """The arrays, without minimums that it does not have."""
-        few = (self.codes, self.scales)
-        return few if self.minimums is None else (*few, self.minimums)
+    def low_bits(self) -> int:
+        """The bits of each code in `codes`; `high` holds the rest."""
+        return low_bits(self.bits)
 
     @property
-    def nbytes(self) -> int:
-        """The bytes of its arrays."""
-        width = 2 if "float16" in str(self.scales.dtype) else 4
-        blocks = prod(self.scales.shape)
-        return prod(self.codes.shape) + blocks * (width if self.minimums is None else width + 4)
+    def arrays(self) -> dict[str, Array]:
+        """The arrays by the names of their fields, without those that the scheme does not have."""
+        values = ((name, getattr(self, name)) for name in ARRAYS)
+        return {name: value for name, value in values if value is not None}
 
-    def with_arrays(self, arrays: tuple[Array, ...]) -> QuantizedWeight:
-        """Return the weight with other arrays in the order of `arrays`."""
-        names = ("codes", "scales", "minimums")
-        return self.__replace__(**dict(zip(names, arrays, strict=False)))
+    def with_arrays(
+        self, arrays: Mapping[str, Array], shape: tuple[int, ...] | None = None
+    ) -> QuantizedWeight:
+        """Return the weight with other arrays, and maybe another number of rows or matrices."""
+        return replace(self, shape=self.shape if shape is None else shape, **arrays)
+
+
+def low_bits(bits: int) -> int:
+    """Return the bits of a code that `codes` holds, so that a byte holds whole codes.
+
+    >>> [low_bits(bits) for bits in (2, 3, 4, 5, 6, 8)]
+    [2, 2, 4, 4, 4, 8]
+    """
+    return {2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 8: 8}[bits]

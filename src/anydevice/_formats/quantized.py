@@ -1,0 +1,272 @@
+"""Blocks of quantized numbers as files have them, unpacked into `QuantizedWeight` and back.
+
+Layouts are those of GGUF (ggml-quants), the OCP Microscaling formats (MXFP4) and the packages that
+wrote the files; each function names its own. NumPy only: an engine places the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from anydevice._core.quantized import SUPER_BLOCK, QuantizedWeight, low_bits
+from anydevice._core.record import Record
+
+if TYPE_CHECKING:
+    from anydevice._core.array import HostArray
+
+IQ4_NL_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The 16 levels of IQ4_NL and IQ4_XS (ggml's `kvalues_iq4nl`)."""
+FP4_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""The numbers of e2m1, doubled, so that they are integers; scales are halved."""
+
+
+def pack_codes(codes: HostArray, bits: int) -> tuple[HostArray, HostArray | None]:
+    """Pack codes (…, columns) of uint8; return their low bits, and their high bits if any.
+
+    >>> [part.tolist() for part in pack_codes(np.array([33, 2, 0, 63], 'uint8'), 6)]
+    [[33, 240], [194]]
+    """
+    low = low_bits(bits)
+    return _pack(codes & ((1 << low) - 1), low), _pack(codes >> low, bits - low)
+
+
+def _pack(codes: HostArray, bits: int) -> Any:
+    """Pack codes of 1, 2, 4 or 8 bits into bytes, the first in the lowest bits; None for 0 bits."""
+    if bits in (0, 8):
+        return codes if bits else None
+    packed = codes[..., :: 8 // bits].copy()
+    for place in range(1, 8 // bits):
+        packed |= codes[..., place :: 8 // bits] << (place * bits)
+    return packed
+
+
+def unpack_codes(weight: QuantizedWeight) -> HostArray:
+    """Return the codes of a weight with NumPy arrays, (…, columns) of uint8."""
+    codes: HostArray = _unpack(weight.codes, weight.low_bits)
+    if weight.high is not None:
+        codes |= _unpack(weight.high, weight.bits - weight.low_bits) << weight.low_bits
+    return codes
+
+
+def _unpack(packed: Any, bits: int) -> HostArray:
+    if bits == 8:
+        return np.array(packed)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    codes: HostArray = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
+    return codes.reshape(*packed.shape[:-1], -1)
+
+
+def block_scales(weight: QuantizedWeight) -> tuple[HostArray, HostArray | None]:
+    """Return the scale and the minimum of each block in float32, of a weight with NumPy arrays."""
+    scales = _multiplied(weight.scales, weight.super_scales)
+    if weight.minimums is None:
+        return scales, None
+    return scales, _multiplied(weight.minimums, weight.super_minimums)
+
+
+def _multiplied(values: Any, factors: Any) -> HostArray:
+    wide: HostArray = np.asarray(values).astype(np.float32)
+    if factors is None:
+        return wide
+    grouped = wide.reshape(*factors.shape, -1) * factors.astype(np.float32)[..., None]
+    return grouped.reshape(wide.shape)
+
+
+def dequantize(weight: QuantizedWeight) -> HostArray:
+    """Return the numbers of a weight with NumPy arrays in float32, as the formats define them."""
+    codes = unpack_codes(weight)
+    if weight.table is None:
+        numbers = codes.astype(np.float32) - np.float32(weight.zero)
+    else:
+        numbers = np.asarray(weight.table, np.float32)[codes]
+    scales, minimums = block_scales(weight)
+    blocks = numbers.reshape(*scales.shape, -1)
+    blocks *= scales[..., None]
+    if minimums is not None:
+        blocks += minimums[..., None]
+    return numbers.reshape(weight.shape)
+
+
+class BlockType(Record):
+    """A block type of GGUF: columns and bytes of a block, and how rows of them are unpacked."""
+
+    columns: int
+    bytes: int
+    unpack: Callable[[HostArray], dict[str, Any]]
+
+
+def unpack_blocks(kind: str, raw: HostArray, shape: Sequence[int]) -> QuantizedWeight:
+    """Return a weight from the bytes of its blocks in a GGUF file.
+
+    `kind` is a name in `BLOCK_TYPES`; `shape` is (…, rows, columns), and columns are whole blocks.
+    """
+    block = BLOCK_TYPES[kind]
+    *rows, columns = shape
+    fields = block.unpack(raw.reshape(*rows, columns // block.columns, block.bytes))
+    merged: dict[str, Any] = {
+        name: value.reshape(*rows, -1) if isinstance(value, np.ndarray) else value
+        for name, value in fields.items()
+    }
+    return QuantizedWeight(scheme=kind.lower(), shape=tuple(shape), **merged)
+
+
+def _half(raw: HostArray, start: int) -> HostArray:
+    """Return the float16 at a byte of each block."""
+    half: HostArray = np.ascontiguousarray(raw[..., start : start + 2]).view(np.float16)
+    return half
+
+
+def _pairs(raw: HostArray) -> HostArray:
+    """Return packed codes in their order, where byte i of n has code i and, above it, code n + i.
+
+    Both halves are packed two bytes at a time: `0xba`, `0xdc` become `0xca` and `0xdb`.
+    """
+    words: HostArray = np.ascontiguousarray(raw).view(np.uint16)
+    first = (words & 0x000F) | ((words >> 4) & 0x00F0)
+    second = ((words >> 4) & 0x000F) | ((words >> 8) & 0x00F0)
+    return np.concatenate([first.astype(np.uint8), second.astype(np.uint8)], -1)
+
+
+def _columns(raw: HostArray, size: int, bits: int) -> HostArray:
+    """Return codes of `bits` bits: in each `size` bytes, the lowest bits come first, then the next.
+
+    Each run of `size` bytes has the codes of 8 / bits runs of `size` columns.
+    """
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    runs = raw.reshape(*raw.shape[:-1], -1, 1, size)
+    codes = (runs >> shifts) & np.uint8((1 << bits) - 1)
+    return codes.reshape(*raw.shape[:-1], -1)
+
+
+def _q4(raw: HostArray, start: int) -> dict[str, Any]:
+    minimum: dict[str, Any] = {"minimums": _half(raw, 2)} if start == 4 else {"zero": 8}
+    return {
+        "bits": 4, "block": 32, "codes": _pairs(raw[..., start:]), "scales": _half(raw, 0),
+        **minimum,
+    }  # fmt: skip
+
+
+def _q5(raw: HostArray, start: int) -> dict[str, Any]:
+    minimum: dict[str, Any] = {"minimums": _half(raw, 2)} if start == 8 else {"zero": 16}
+    high = np.ascontiguousarray(raw[..., start - 4 : start])
+    return {
+        "bits": 5, "block": 32, "codes": _pairs(raw[..., start:]), "high": high,
+        "scales": _half(raw, 0), **minimum,
+    }  # fmt: skip
+
+
+def _q8_0(raw: HostArray) -> dict[str, Any]:
+    return {
+        "bits": 8, "block": 32, "codes": raw[..., 2:] ^ np.uint8(128), "scales": _half(raw, 0),
+        "zero": 128,
+    }  # fmt: skip
+
+
+def _q2_k(raw: HostArray) -> dict[str, Any]:
+    return {
+        "bits": 2, "block": 16, "codes": pack_codes(_columns(raw[..., 16:80], 32, 2), 2)[0],
+        "scales": (raw[..., :16] & 15).view(np.int8), "super_scales": _half(raw, 80),
+        "minimums": (raw[..., :16] >> 4).view(np.int8), "super_minimums": -_half(raw, 82),
+    }  # fmt: skip
+
+
+def _q3_k(raw: HostArray) -> dict[str, Any]:
+    low = _columns(raw[..., 32:96], 32, 2)
+    high = _columns(raw[..., :32], 32, 1)
+    codes, above = pack_codes(low | (high << 2), 3)
+    lower, upper = _columns(raw[..., 96:104], 8, 4), _columns(raw[..., 104:108], 4, 2)
+    return {
+        "bits": 3, "block": 16, "codes": codes, "high": above, "zero": 4,
+        "scales": (lower | (upper << 4)).view(np.int8) - np.int8(32),
+        "super_scales": _half(raw, 108),
+    }  # fmt: skip
+
+
+def _scales_of_6_bits(raw: HostArray) -> dict[str, Any]:
+    """Return the scales and minimums of 8 blocks from the first 16 bytes of a K-quant."""
+    scales, minimums, rest = (raw[..., at : at + 4] for at in (4, 8, 12))
+    above = (scales >> 2) & 0x30, (minimums >> 2) & 0x30
+    scales = np.concatenate([scales & 63, (rest & 15) | above[0]], -1)
+    minimums = np.concatenate([minimums & 63, (rest >> 4) | above[1]], -1)
+    return {
+        "block": 32,
+        "scales": scales.view(np.int8), "super_scales": _half(raw, 0),
+        "minimums": minimums.view(np.int8), "super_minimums": -_half(raw, 2),
+    }  # fmt: skip
+
+
+def _q4_k(raw: HostArray) -> dict[str, Any]:
+    codes = _pairs(raw[..., 16:].reshape(*raw.shape[:-1], 4, 32))
+    return {"bits": 4, "codes": codes, **_scales_of_6_bits(raw)}
+
+
+def _q5_k(raw: HostArray) -> dict[str, Any]:
+    codes = _pairs(raw[..., 48:].reshape(*raw.shape[:-1], 4, 32))
+    high = _pack(_columns(raw[..., 16:48], 32, 1), 1)
+    return {"bits": 5, "codes": codes, "high": high, **_scales_of_6_bits(raw)}
+
+
+def _q6_k(raw: HostArray) -> dict[str, Any]:
+    codes = _pairs(raw[..., :128].reshape(*raw.shape[:-1], 2, 64))
+    high = _pack(_columns(raw[..., 128:192], 32, 2), 2)
+    return {
+        "bits": 6, "block": 16, "codes": codes, "high": high, "zero": 32,
+        "scales": np.ascontiguousarray(raw[..., 192:208]).view(np.int8),
+        "super_scales": _half(raw, 208),
+    }  # fmt: skip
+
+
+def _iq4_nl(raw: HostArray) -> dict[str, Any]:
+    return {
+        "bits": 4, "block": 32, "codes": _pairs(raw[..., 2:]), "scales": _half(raw, 0),
+        "table": IQ4_NL_TABLE,
+    }  # fmt: skip
+
+
+def _iq4_xs(raw: HostArray) -> dict[str, Any]:
+    upper: HostArray = np.ascontiguousarray(raw[..., 2:4]).view(np.uint16)
+    upper = upper >> np.arange(0, 16, 2, dtype=np.uint16)
+    lower = (raw[..., 4:8, None] >> np.array([0, 4], np.uint8)) & 15
+    scales = lower.reshape(*raw.shape[:-1], 8) | ((upper & 3) << 4).astype(np.uint8)
+    return {
+        "bits": 4, "block": 32, "codes": _pairs(raw[..., 8:].reshape(*raw.shape[:-1], 8, 16)),
+        "scales": scales.view(np.int8) - np.int8(32), "super_scales": _half(raw, 0),
+        "table": IQ4_NL_TABLE,
+    }  # fmt: skip
+
+
+def _mxfp4(raw: HostArray) -> dict[str, Any]:
+    return {
+        "bits": 4, "block": 32, "codes": _pairs(raw[..., 1:]), "scales": power_scales(raw[..., :1]),
+        "table": FP4_TABLE,
+    }  # fmt: skip
+
+
+def power_scales(exponents: HostArray) -> HostArray:
+    """Return half the powers of two that e8m0 stands for, exactly, in bfloat16."""
+    wide = exponents.astype(np.uint16)
+    return np.where(wide < 2, 0x20 << wide, (wide - 1) << 7).astype(np.uint16).view(
+        ml_dtypes.bfloat16
+    )  # fmt: skip
+
+
+BLOCK_TYPES = {
+    "Q4_0": BlockType(32, 18, lambda raw: _q4(raw, 2)),
+    "Q4_1": BlockType(32, 20, lambda raw: _q4(raw, 4)),
+    "Q5_0": BlockType(32, 22, lambda raw: _q5(raw, 6)),
+    "Q5_1": BlockType(32, 24, lambda raw: _q5(raw, 8)),
+    "Q8_0": BlockType(32, 34, _q8_0),
+    "Q2_K": BlockType(SUPER_BLOCK, 84, _q2_k),
+    "Q3_K": BlockType(SUPER_BLOCK, 110, _q3_k),
+    "Q4_K": BlockType(SUPER_BLOCK, 144, _q4_k),
+    "Q5_K": BlockType(SUPER_BLOCK, 176, _q5_k),
+    "Q6_K": BlockType(SUPER_BLOCK, 210, _q6_k),
+    "IQ4_NL": BlockType(32, 18, _iq4_nl),
+    "IQ4_XS": BlockType(SUPER_BLOCK, 136, _iq4_xs),
+    "MXFP4": BlockType(32, 17, _mxfp4),
+}
+"""GGUF's block types whose codes and scales are kept as stored, by their names there."""
