@@ -166,7 +166,7 @@ print(resident("VmHWM") - before, "torch._dynamo" in sys.modules)
 @pytest.mark.needs("torch")
 @pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="the allocator is another one")
 def test_recomputation_lowers_the_peak_of_the_process() -> None:
-    """It was 0.98 of the plain one when glibc kept freed memory; 0.5 here."""
+    """To half of the plain one. Memory that glibc keeps would be 1.8 times the plain one."""
     env = {"MALLOC_MMAP_THRESHOLD_": None, "OMP_NUM_THREADS": "1"}
     ways = ("kept", "plain", "recomputed")
     shown = {way: output_of("-c", PEAK, way, env=env).split() for way in ways}

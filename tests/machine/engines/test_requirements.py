@@ -204,7 +204,7 @@ CARDS = {
         for name, version in product(ARCHITECTURES, (None, "5.7", "6.2", "6.4.1", "7.0", "7.14"))
         for details in ({}, {"architecture_override": "gfx1030"})
     ],
-    **{backend: [Facts("device")] for backend in ("metal", "tpu", "opencl")},
+    **{backend: [Facts("device")] for backend in ("metal", "xpu", "tpu", "opencl")},
 }
 PYTHONS = ((3, 11), (3, 14), (3, 15), (3, 16))
 PLATFORMS = [
@@ -305,6 +305,24 @@ def test_the_recorded_machines_are_told_what_fits_them(
     assert told["metal", "Apple M1"] == "pip install mlx"
     assert told["rocm", "AMD gfx803 GPU"] == USE_ANOTHER
     assert len(told) > 20
+
+
+def test_other_commands_name_packages_of_our_extras() -> None:
+    """Those in findings of hardware, in errors and in advice: each `pip install` of the source."""
+    lines = [EXTRAS["dependencies"], *EXTRAS["optional-dependencies"].values()]
+    known = {Specification(line).name for group in lines for line in group}
+    files = [*(ROOT / "src").rglob("*.py"), ROOT / "src/anydevice/_report/causes.toml"]
+    named = {
+        word
+        for path in files
+        if path.name != "text.py"  # installs anydevice itself: tests/repo/test_own_name.py
+        for command in re.findall(r"pip install ([^\"'`,;)\n]+)", path.read_text("utf-8"))
+        for word in re.sub(r"\{[^}]*\}", "", command).split()
+        if word[0] != "-"
+    }
+    assert {"pyopencl", "pocl-binary-distribution", "onnxruntime", "cloudpickle"} <= named
+    assert named - known == set()
+    assert {row.libraries[0] for row in registry.BUILT_IN.values()} <= known
 
 
 def test_the_page_on_troubleshooting_has_the_indexes_of_pytorch() -> None:
