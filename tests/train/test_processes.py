@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,15 +154,23 @@ def test_a_model_of_torch_is_trained_by_torch_and_saved(tmp_path: Path) -> None:
     assert apart(one, rest) <= 1e-6
 
 
-def test_a_killed_process_ends_all_with_its_signal(tmp_path: Path) -> None:
-    def kill(event: Any) -> None:
-        sorted(multiprocessing.active_children(), key=lambda each: int(each.pid or 0))[1].kill()
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_ends_all_with_its_signal(tmp_path: Path, rank: int) -> None:
+    killed = []
 
-    with pytest.raises(AnyDeviceError, match=r"(?s)process 1 of 2 failed:.*\(SIGKILL\)"):
+    def kill(event: Any) -> None:
+        children = multiprocessing.active_children()
+        sorted(children, key=lambda each: int(each.pid or 0))[rank].kill()
+        killed.append(time.monotonic())
+
+    words = rf"(?s)process {rank} of 2 failed:.*\(SIGKILL\)"
+    with pytest.raises(AnyDeviceError, match=words):
         nn.train(
             Net(tmp_path), nn.Batches(X, Y, size=50), nn.AdamW(1e-2), cross_entropy,
             epochs=10_000, callbacks=kill, devices=TWO, progress=False,
         )  # fmt: skip
+    assert time.monotonic() - killed[0] < 10
+    assert multiprocessing.active_children() == []
 
 
 def test_an_error_of_a_process_is_raised_here(

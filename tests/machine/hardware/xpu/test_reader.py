@@ -160,6 +160,8 @@ OTHER = {"etc/os-release": "ID=gentoo\n"}
         ({"answers": NO_LOADER}, "loader_missing", "its loader is not installed", APT),
         ({"answers": NO_LOADER, "files": OTHER}, "loader_missing", "loader", "install Intel's …"),
         ({"answers": NO_LOADER | {"problem": "bad ELF"}}, "driver_broken", "load: bad ELF", APT),
+        ({"answers": {"loader_version": "1.7.9"}}, "driver_too_old", "older than 1.8.0", APT),
+        ({"answers": {"error": 0x70010000}}, "no_permission", "may not open the GPU", "sudo user…"),
         ({"answers": {"error": 0x70000001}}, "driver_failed", "returned 0x70000001", APT),
         ({"answers": NONE, "ZE_AFFINITY_MASK": "7"}, "hidden", "=7 hides every", "unset ZE_…"),
     ],
