@@ -113,7 +113,7 @@ def _of_jax(device: Device | str | None, place: Device) -> list[Device]:
     """Return the devices of a process of JAX: all of a backend, unless one of them is named."""
     if isinstance(device, Device) or (device is not None and ":" in device):
         return [place]
-    return [each.served_by("jax") for each in devices_of_backend(place.backend)]
+    return [device.served_by("jax") for device in devices_of_backend(place.backend)]
 
 
 def _is_jax_joined() -> bool:

@@ -543,8 +543,8 @@ class ShardStrategy(ProcessStrategy):
         every = self._layouts["parameters"]
         is_trained = trained or [True] * len(every)
         pairs = list(zip(every, is_trained, strict=True))
-        self._layouts["trained"] = self._layouts["total"] = [each for each, own in pairs if own]
-        self._layouts["fixed"] = [each for each, own in pairs if not own]
+        self._layouts["trained"] = self._layouts["total"] = [layout for layout, own in pairs if own]
+        self._layouts["fixed"] = [layout for layout, own in pairs if not own]
         scale = state.scale
         parts["scale"] = None if scale is None else to_device(scale, self.device, convert=True)
         return replace(state, **parts)

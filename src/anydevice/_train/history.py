@@ -74,12 +74,12 @@ class History(tuple[Epoch, ...]):
     @property
     def losses(self) -> list[float]:
         """The mean loss of each epoch."""
-        return [each.loss for each in self]
+        return [epoch.loss for epoch in self]
 
     @property
     def validations(self) -> list[float]:
         """The validation loss after each epoch, if there was one."""
-        return [each.validation for each in self if each.validation is not None]
+        return [epoch.validation for epoch in self if epoch.validation is not None]
 
     @property
     def metrics(self) -> dict[str, list[float]]:
@@ -92,7 +92,7 @@ class History(tuple[Epoch, ...]):
 
     def to_list(self) -> list[dict[str, Any]]:
         """Return the epochs as plain data, ready for JSON."""
-        return [as_dict(each) for each in self]
+        return [as_dict(epoch) for epoch in self]
 
     @classmethod
     def from_list(cls, rows: Iterable[dict[str, Any]]) -> History:

@@ -73,14 +73,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             progress=bar.tell,
             on_op=None if arguments.json else rows.add,
         )
-    kept = save(verdicts) if arguments.save else None
+    saved = save(verdicts) if arguments.save else None
     if arguments.json:
-        output.json(verdicts.to_dict() | ({"kernels": kept.to_dict()} if kept else {}))
+        output.json(verdicts.to_dict() | ({"kernels": saved.to_dict()} if saved else {}))
     else:
         show(verdicts, output, {name: getattr(arguments, name) for name in _FILTERS})
-        if kept:
-            _show_kept(kept, output)
-    if kept and kept.problem:
+        if saved:
+            _show_kept(saved, output)
+    if saved and saved.problem:
         return NOT_DONE
     if verdicts.out_of_time:
         return NOT_DECIDED
@@ -170,12 +170,12 @@ def _show_reasons(
     output.say("")
 
 
-def _show_kept(kept: Kept, output: Output) -> None:
-    for title, entries in (("Used from now on", kept.trusted), ("Not used", kept.refused)):
+def _show_kept(saved: Kept, output: Output) -> None:
+    for title, entries in (("Used from now on", saved.trusted), ("Not used", saved.refused)):
         for kernel, dtype, device in entries:
             output.say(f"{title}: our {kernel} in {dtype} on {device}")
-    if kept.problem:
+    if saved.problem:
         output.stream.flush()
-        complain(kept.problem)
-    elif not kept.trusted and not kept.refused:
+        complain(saved.problem)
+    elif not saved.trusted and not saved.refused:
         output.say("There are no kernels of our own for these devices: nothing was to be saved.")

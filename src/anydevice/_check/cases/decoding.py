@@ -219,8 +219,8 @@ def _hide_keys(make: Make, holding: float = nan) -> Make:
         made = make(draw)
         q, k, v = made.arguments
         chosen = {name: made.options[name] for name in ("mask", "lengths") if name in made.options}
-        seen = reference.seen_keys(q, k, **chosen).any(2)
-        grouped = seen.reshape(k.shape[0], k.shape[1], -1, k.shape[2]).any(2)
+        visible = reference.seen_keys(q, k, **chosen).any(2)
+        grouped = visible.reshape(k.shape[0], k.shape[1], -1, k.shape[2]).any(2)
         k[~grouped], v[~grouped] = holding, holding
         return call(q, k, v, **made.options)
 
@@ -835,9 +835,9 @@ def _draw_reference(
         order = np.argsort(-x, axis=1, kind="stable")
         weights = np.take_along_axis(np.exp(x), order, 1)
         above = np.cumsum(weights, 1) - weights
-        kept = above < numbers[1] * weights.sum(1, keepdims=True)
-        faint = np.empty_like(kept)
-        np.put_along_axis(faint, order, ~kept, 1)
+        nucleus = above < numbers[1] * weights.sum(1, keepdims=True)
+        faint = np.empty_like(nucleus)
+        np.put_along_axis(faint, order, ~nucleus, 1)
         score = np.where(faint, -np.inf, score)
     if min_p:
         score = np.where(x < numbers[2], -np.inf, score)

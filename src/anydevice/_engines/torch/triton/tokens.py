@@ -211,9 +211,9 @@ def _draw_parts(
     if is_last:
         if parts > 1:
             tl.store(counts + row, 0)
-        each = tl.arange(0, block_parts)
-        there = each < parts
-        lines = winners + row * 3 * parts + each
+        index = tl.arange(0, block_parts)
+        there = index < parts
+        lines = winners + row * 3 * parts + index
         tops = tl.load(lines, there, float("-inf"), cache_modifier=".cg")
         bests = tl.load(lines + parts, there, float("-inf"), cache_modifier=".cg")
         tokens = tl.load(lines + 2 * parts, there, 0, cache_modifier=".cg")
