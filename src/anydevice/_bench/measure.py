@@ -24,7 +24,14 @@ from anydevice._bench.results import MeasuredDevice, Measurement, Results
 from anydevice._bench.timing import seconds_of, size_of, time_op
 from anydevice._check.cases.case import Benchmark, Call, Row
 from anydevice._check.cases.table import one_or_more, row_of, select
-from anydevice._check.runners import Asked, Progress, Runner, find_runners, in_a_child, runner_of
+from anydevice._check.runners import (
+    Progress,
+    Responder,
+    Runner,
+    find_runners,
+    in_a_child,
+    runner_of,
+)
 from anydevice._core.child.parent import Outcome
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.record import Record, replace
@@ -177,7 +184,7 @@ class _InChildren(_InProcess):
 
     def __init__(self) -> None:
         super().__init__()
-        self._of: dict[Runner, Asked] = {}
+        self._of: dict[Runner, Responder] = {}
 
     def _ask(self, runner: Runner, *question: Any) -> Outcome:
         if runner not in self._of:

@@ -56,7 +56,7 @@ class KeptArray(Record):
     start: int
     file: PlainFile | None = None
     holder: Any = None
-    """The array that this is a part of: if that changes, so does this."""
+    """The array whose elements these are, to notice writes into it."""
 
     memory: Any = None
     """The object that keeps the memory at the address alive."""
@@ -157,7 +157,7 @@ class _Arrived(Record):
 
 
 class Fetcher:
-    """Brings parts to a device, in their order and round again.
+    """Brings parts to a device in order, and begins again after the last.
 
     `acquire` returns the arrays of a part; call `release` once the computation with them has
     started. A part out of order is brought too, and the order goes on there. A thread holds the
@@ -168,7 +168,7 @@ class Fetcher:
         self.turn = ForkSafeLock(reentrant=True)
         self._parts = parts
         for part in parts:
-            _state(part)  # which every array must have
+            _state(part)  # raises for weights that do not tell when they change
         kind = engine.native(device).type if engine.name == "torch" else None
         # Only the ring, and the driver beside it, write memory of a card.
         is_written = kind == "cpu" or (kind == "cuda" and ring_of(device) is not None)
@@ -204,12 +204,12 @@ class Fetcher:
         worker, self._thread = self._thread, None
         if worker is not None:
             worker.stop()
-            worker.join()  # else it might still write where the next one does
+            worker.join()  # else it might still write into the memory of the next one
 
     def __del__(self) -> None:
         worker = getattr(self, "_thread", None)
         if worker is not None:
-            worker.stop()  # it has its memory until it ends
+            worker.stop()  # it keeps the memory until it ends
 
     def _worker(self, number: int) -> _Worker:
         if self._thread is None or not self._thread.is_alive():  # a fork leaves threads behind
@@ -312,7 +312,7 @@ class _Written:
         assert address is not None
         offsets = list(accumulate([_align(array.nbytes) for array in part], initial=0))[:-1]
         arrays = self._arrays(part, slot, offsets)
-        ring = ring_of(self._device)  # another one, where memory was released meanwhile
+        ring = ring_of(self._device)  # a new one if memory was released since
         if ring is None and self._engine.native(self._device).type == "cpu":
             for entry, offset in zip(part, offsets, strict=True):
                 entry.read(address + offset, 0, entry.nbytes)
@@ -399,7 +399,7 @@ class _Direct:
         return addresses
 
     def _is_readable(self, array: KeptArray) -> bool:
-        """Whether an array is pinned, after trying to; small ones go through a buffer."""
+        """Pin an array if it is not small; return whether it can be copied from."""
         if array.file is not None:
             return False
         if _is_small(array):

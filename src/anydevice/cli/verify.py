@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_switches(
         how,
         quick="one case of each op, one dtype of each kind, no gradients; a minute an engine",
-        save="let kernels that are right be used from now on",
+        save="use the kernels that are right from now on",
     )
 
 
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 class Rows:
-    """Prints a line for each op as soon as it is decided, and calls `before` before that."""
+    """Prints a line for each op as soon as it is decided; calls `before` first."""
 
     def __init__(
         self, output: Output, ops: Iterable[str], before: Callable[[], None] = lambda: None
@@ -111,10 +111,10 @@ class Rows:
     def _parts(self, cells: Sequence[Cell]) -> Iterator[str]:
         for of, part in _PARTS.items():
             for state, (mark, style) in _MARKS.items():
-                its = [cell.dtype for cell in cells if (cell.of, cell.state) == (of, state)]
-                if its:
-                    dtypes = " ".join(_SHORT.get(dtype, dtype) for dtype in its)
-                    yield f"{part}{self._output.paint(mark, style)} {dtypes}"
+                dtypes = [cell.dtype for cell in cells if (cell.of, cell.state) == (of, state)]
+                if dtypes:
+                    names = " ".join(_SHORT.get(dtype, dtype) for dtype in dtypes)
+                    yield f"{part}{self._output.paint(mark, style)} {names}"
                     part = ""
 
 
@@ -155,7 +155,7 @@ def show(
 def _show_reasons(
     title: str, cells: Sequence[Cell], output: Output, named: int = _MAX_NAMED
 ) -> None:
-    """Print a line for each reason of each engine, with the ops it is about."""
+    """Print a line for each reason of each engine, with its ops."""
     about: dict[tuple[str, str, Of, str], list[Cell]] = {}
     for cell in cells:
         about.setdefault((cell.engine, cell.device, cell.of, cell.reason or ""), []).append(cell)
@@ -178,4 +178,4 @@ def _show_kept(saved: Kept, output: Output) -> None:
         output.stream.flush()
         complain(saved.problem)
     elif not saved.trusted and not saved.refused:
-        output.say("There are no kernels of our own for these devices: nothing was to be saved.")
+        output.say("There are no kernels of our own for these devices: nothing to save.")
