@@ -85,13 +85,13 @@ def _engine_for(device: Device, has_group: bool) -> str:
     if _RING in os.environ:
         return "mlx"
     status = device.status
-    able = [name for name in TOGETHER if status is None or name in status.engines]
-    if not able:
+    candidates = [name for name in TOGETHER if status is None or name in status.engines]
+    if not candidates:
         raise no_collectives(
             f"no library that is installed computes on {device} in several processes",
             "install torch, jax or mlx",
         )
-    return min(able, key=lambda name: not registry.loaded(name))
+    return min(candidates, key=lambda name: not registry.loaded(name))
 
 
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}

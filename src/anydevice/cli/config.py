@@ -142,9 +142,9 @@ def _show_places(output: Output) -> None:
         output.say(f"  {variable:<18}{printable(os.environ.get(variable, 'not set'))}")
     for variable in _unknown():
         near = get_close_matches(variable, _VARIABLES, 1)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        said = output.paint(f"is not a setting{meant}", "bad")
-        output.say(f"  {printable(variable):<17} {said}")
+        hint = f"; did you mean {near[0]}?" if near else ""
+        note = output.paint(f"is not a setting{hint}", "bad")
+        output.say(f"  {printable(variable):<17} {note}")
     for name, path in (
         ("project file", project_file()),
         ("user file", user_file()),
