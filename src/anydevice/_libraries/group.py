@@ -30,7 +30,7 @@ SECRET, FOLDER, FAILURE = "ANYDEVICE_SECRET", "ANYDEVICE_GROUP", "ANYDEVICE_FAIL
 _LIMIT = "ANYDEVICE_WAIT_LIMIT"
 _HMAC_LENGTH = 32
 _ACTIVE_SHARE = 0.02  # of a core: a process that uses less of the CPU is idle
-_taken: dict[str, str] = {}
+_variables: dict[str, str] = {}
 _watches: list[tuple[threading.Event, threading.Thread]] = []
 _joins = count()
 _servers: dict[int, socketserver.ThreadingTCPServer] = {}
@@ -41,14 +41,14 @@ _LONGEST = 1 << 16
 def take_variables() -> None:
     """Move the group's secret and folder out of the environment, which children inherit."""
     for name in {SECRET, FOLDER} & os.environ.keys():
-        _taken[name] = os.environ.pop(name)
+        _variables[name] = os.environ.pop(name)
 
 
 def read_secret(is_local: bool) -> bytes:
     """Return the group's secret; on one host, by default a key that only this user can read."""
     take_variables()
-    if SECRET in _taken:
-        return _taken[SECRET].encode()
+    if SECRET in _variables:
+        return _variables[SECRET].encode()
     path, why = verdicts_file().with_name("group.key"), "they run on several hosts"
     try:
         if is_local:
@@ -305,8 +305,8 @@ def _serve(host: str, port: int) -> socketserver.ThreadingTCPServer:
 def meet(launched: Launched, positions: Callable[[], dict[str, int]]) -> Board:
     """Let all processes of a group prove that they know the secret; return their board."""
     read_secret(launched.is_local)  # before anything listens
-    if FOLDER in _taken:
-        folder = Path(_taken[FOLDER], str(next(_joins)))
+    if FOLDER in _variables:
+        folder = Path(_variables[FOLDER], str(next(_joins)))
         folder.mkdir(exist_ok=True)
         board = Board(launched, folder)
     else:

@@ -22,8 +22,8 @@ def row_ranges(rows: int, parts: int) -> list[tuple[int, int]]:
     >>> row_ranges(2, 3)
     [(0, 1), (1, 2), (2, 2)]
     """
-    each, more = divmod(rows, parts)
-    ends = [number * each + min(number, more) for number in range(parts + 1)]
+    size, more = divmod(rows, parts)
+    ends = [number * size + min(number, more) for number in range(parts + 1)]
     return list(pairwise(ends))
 
 

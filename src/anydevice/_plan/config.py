@@ -282,10 +282,10 @@ def gguf_config(file: Path | GgufFile) -> ModelConfig:
         if row.gguf is not None and row.gguf.architecture == name
     }
     if not rows:
-        known = dict.fromkeys(row.gguf.architecture for row in ARCHITECTURES.values() if row.gguf)
+        names = dict.fromkeys(row.gguf.architecture for row in ARCHITECTURES.values() if row.gguf)
         raise UnsupportedError(
             f"{file.path}: GGUF files of the architecture {shortened(name)!r} are not supported, "
-            f"only {', '.join(known)}. Get the model as a folder of safetensors files"
+            f"only {', '.join(names)}. Get the model as a folder of safetensors files"
         )
     own = config_values(file)
     routed = bool(own.get("num_experts"))

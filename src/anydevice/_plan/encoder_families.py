@@ -739,7 +739,7 @@ def encoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
     rows = [(own, row) for own in (sizes, *sizes.members.values()) for row in own.row.towers]
     rows = [rows[number] for number in head.towers] if head.towers is not None else rows
     towers = tuple(_tower(own, row) for own, row in rows)
-    layers = [each for own, row in rows for each in _layers(own, row, width)]
+    layers = [layer for own, row in rows for layer in _layers(own, row, width)]
     before = _count(
         [(sizes, part) for part in sizes.row.before]
         + [(own, part) for own, row in rows for part in row.before],
@@ -769,8 +769,8 @@ def encoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
         dtype=named or USUAL_DTYPE,
         vocabulary=vocabulary,
         tied_embeddings=bool(vocabulary) and top.parameters < vocabulary * towers[-1].hidden,
-        layer_weights=tuple(each.parameters for each in layers),
-        layer_bytes=tuple(each.bytes for each in layers),
+        layer_weights=tuple(layer.parameters for layer in layers),
+        layer_bytes=tuple(layer.bytes for layer in layers),
         embedding_parameters=before.parameters,
         embedding_bytes=before.bytes,
         head_parameters=top.parameters,
@@ -783,7 +783,7 @@ def encoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
         cross_elements=crossed if writes else (),
         source_tokens=towers[0].tokens,
         longest_context=sizes.size(sizes.row.longest) or None,
-        rounding=rounding(size for each in counts for size in each.matrices),
+        rounding=rounding(size for layer in counts for size in layer.matrices),
         exact=True,
         assumed=() if named else (NO_DTYPE,),
     )

@@ -516,5 +516,5 @@ def _expert_network(shape: LayerStack, experts: Experts, work: ForwardPass) -> i
     """Return the bytes of an expert network; each token is copied for each of its experts."""
     inner, outer, width = experts.intermediate, shape.hidden, work.width
     weighed = FLOAT32 if shape.build.wide_routing else width
-    each = max((4 * inner + outer) * width, outer * 2 * (width + weighed))
-    return work.rows * max(experts.per_token * each, 3 * experts.shared * width)
+    per_token = max((4 * inner + outer) * width, outer * 2 * (width + weighed))
+    return work.rows * max(experts.per_token * per_token, 3 * experts.shared * width)

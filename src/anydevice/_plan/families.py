@@ -663,7 +663,7 @@ class ModelShape(LayerStack):
     @property
     def fixed_context(self) -> int | None:
         """The number of tokens where it does not depend on what is read, as for pictures."""
-        fixed = self.towers and all(each.tokens for each in self.towers)
+        fixed = self.towers and all(tower.tokens for tower in self.towers)
         return self.towers[-1].tokens if fixed else None
 
     def kv_bytes(self, context: int, batch: int = 1, dtype: str | None = None) -> tuple[int, ...]:

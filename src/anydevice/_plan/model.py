@@ -503,11 +503,11 @@ def _vectors(config: ModelConfig, sizes: DecoderSizes) -> int:
     if row.parallel_norms and config.flag(row.parallel):
         named = config.get(row.parallel_norms)
         norms = 2 if named == 2 or (named is None and _is_grouped(config)) else 1
-    each = row.norm_vectors
-    total = norms * sizes.hidden * each
+    vectors = row.norm_vectors
+    total = norms * sizes.hidden * vectors
     if row.query_key_norms and config.flag(row.query_key_norms_if or True):
         heads = 2 if row.query_key_norms == "head" else sizes.heads + sizes.kv_heads
-        total += heads * sizes.head_size * each
+        total += heads * sizes.head_size * vectors
     if sizes.latent:
         total += sizes.latent.query_rank + sizes.latent.rank
     return total + sizes.heads * row.sinks
@@ -559,8 +559,8 @@ def layer_windows(config: ModelConfig, sizes: DecoderSizes) -> tuple[int | None,
     if not window or row.windows == "none":
         return (None,) * sizes.layers
     if row.windows == "pattern":
-        each = config.count("sliding_window_pattern") or row.pattern
-        return tuple(window if (n + 1) % each else None for n in range(sizes.layers))
+        period = config.count("sliding_window_pattern") or row.pattern
+        return tuple(window if (n + 1) % period else None for n in range(sizes.layers))
     if row.windows == "last":
         used = config.get("use_sliding_window")
         first = config.count("max_window_layers") if used else sizes.layers
@@ -691,7 +691,7 @@ def _shape_from_tensors(tensors: list[_Tensor], dtype: str | None, name: str) ->
 
 
 def _first(tensors: list[_Tensor], pattern: re.Pattern[str]) -> _Tensor | None:
-    matching = (each for each in tensors if len(each.sizes) == 2 and pattern.search(each.name))
+    matching = (t for t in tensors if len(t.sizes) == 2 and pattern.search(t.name))
     return next(matching, None)
 
 

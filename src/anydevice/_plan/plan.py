@@ -104,7 +104,7 @@ def available_memory(names: DeviceNames) -> tuple[tuple[AvailableMemory, ...], t
 
 
 def _all_devices() -> tuple[Device, ...]:
-    first = (next((each for each in card if each.usable), None) for card in discover().cards)
+    first = (next((device for device in card if device.usable), None) for card in discover().cards)
     # The processor seen once more through OpenCL is only used by name.
     return _one_processor(
         device
@@ -323,14 +323,14 @@ class DeviceGroup(Record):
     def budgets(self) -> list[int]:
         """The bytes to plan with on each: what it has, less a margin on an accelerator."""
         return [
-            each.bytes if each.device.kind == "cpu" else plannable(each.bytes)
-            for each in self.devices
+            memory.bytes if memory.device.kind == "cpu" else plannable(memory.bytes)
+            for memory in self.devices
         ]
 
     @property
     def cpus(self) -> tuple[int, ...]:
         """The positions that are the CPU."""
-        return tuple(n for n, each in enumerate(self.devices) if each.device.kind == "cpu")
+        return tuple(n for n, memory in enumerate(self.devices) if memory.device.kind == "cpu")
 
 
 def device_groups(available: Sequence[AvailableMemory]) -> Iterator[DeviceGroup]:
@@ -339,24 +339,24 @@ def device_groups(available: Sequence[AvailableMemory]) -> Iterator[DeviceGroup]
     Each accelerator alone; several accelerators, the largest first and as few as possible; these
     with the CPU; the CPU alone. Devices that share one memory are never in one group.
     """
-    backends = [each.device.backend for each in available]
+    backends = [memory.device.backend for memory in available]
     largest = sorted(
-        (each for each in available if each.device.kind != "cpu"),
-        key=lambda each: (backends.index(each.device.backend), -each.bytes),
+        (memory for memory in available if memory.device.kind != "cpu"),
+        key=lambda memory: (backends.index(memory.device.backend), -memory.bytes),
     )
-    yield from (DeviceGroup((each,)) for each in largest)
+    yield from (DeviceGroup((memory,)) for memory in largest)
     apart: list[AvailableMemory] = []
-    for each in largest:
-        if not any(each.shares_memory_with(other) for other in apart):
-            apart.append(each)
+    for owner in largest:
+        if not any(owner.shares_memory_with(other) for other in apart):
+            apart.append(owner)
             if len(apart) > 1:
                 yield DeviceGroup(tuple(sorted(apart, key=available.index)))
     together = tuple(sorted(apart, key=available.index))
-    for each in available:
-        if each.device.kind == "cpu":
-            if apart and not any(each.shares_memory_with(other) for other in apart):
-                yield DeviceGroup((*together, each))
-            yield DeviceGroup((each,))
+    for owner in available:
+        if owner.device.kind == "cpu":
+            if apart and not any(owner.shares_memory_with(other) for other in apart):
+                yield DeviceGroup((*together, owner))
+            yield DeviceGroup((owner,))
 
 
 class Assignment(Record):
@@ -369,7 +369,7 @@ class Assignment(Record):
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices that get layers."""
-        return tuple(self.group.devices[each.slot].device for each in self.ranges)
+        return tuple(self.group.devices[stage.slot].device for stage in self.ranges)
 
     @property
     def only_cpu(self) -> bool:
@@ -543,7 +543,7 @@ def plan_inference(
         cluster = cluster_of(devices)
         card, facts = cluster.card, Facts(cluster.card.name)
         cards = (Device(card.backend, index) for index in range(cluster.cards))
-        available = tuple(AvailableMemory(each, card.memory, facts=facts) for each in cards)
+        available = tuple(AvailableMemory(device, card.memory, facts=facts) for device in cards)
         notes: tuple[str, ...] = (f"planned for {cluster}, with all of its memory free",)
     else:
         available, notes = available_memory(devices)
@@ -603,7 +603,7 @@ def _does_not_fit(
     if len(group.devices) == 1:
         filled = [LayerRange(0, range(layered.count))]
     ranges = {slot: LayerRange(slot, range(0)) for slot in range(len(group.devices))}
-    ranges |= {each.slot: each for each in filled}
+    ranges |= {stage.slot: stage for stage in filled}
     return Plan(
         False,
         None,
@@ -622,7 +622,7 @@ def _placements(
         memory, parts = group.devices[slot], layered.on(layers, cpu=slot in group.cpus)
         return Placement(memory.device, layers, parts, memory.bytes)
 
-    return tuple(placed(each.slot, each.layers) for each in ranges)
+    return tuple(placed(stage.slot, stage.layers) for stage in ranges)
 
 
 _HALF = "bfloat16"
@@ -704,7 +704,7 @@ def planned_units(
             'this plan does not fit; give places such as ["cuda:0", "cpu", "disk"]',
             source="devices",
         )
-    of_layer = [each for each in plan.placements for _ in each.layers]
+    of_layer = [placement for placement in plan.placements for _ in placement.layers]
     shape, count = plan.estimate.shape, sum(are_layers)
     other = None
     if len(of_layer) != count:

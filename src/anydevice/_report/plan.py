@@ -67,7 +67,7 @@ def plan_html(plan: Plan) -> str:
         notebook.table((), parts, right=(1,)),
         notebook.marked(mark, _verdict(plan), good=plan.fits),
         notebook.table(_HEAD, rows, right=(2, 3)),
-        *(notebook.line(each.strip()) for each in _suggestions(plan, 10_000, plain) if each),
+        *(notebook.line(line.strip()) for line in _suggestions(plan, 10_000, plain) if line),
     )
 
 
@@ -141,10 +141,10 @@ def _layers(layers: range) -> str:
 def _suggestions(plan: Plan, columns: int, paint: Paint) -> Iterator[str]:
     if plan.alternatives:
         yield from ("", "On fewer devices with:" if plan.fits else "It would fit with:")
-        for each in plan.alternatives:
-            now = getattr(plan.estimate, each.change.replace("quantization", "dtype"))
-            words = f"{_WORDS.get(each.change, each.change)} {each.value} instead of {now}"
-            where = f"{format_size(each.total)}, on {_device_list(each.devices)}"
+        for option in plan.alternatives:
+            now = getattr(plan.estimate, option.change.replace("quantization", "dtype"))
+            words = f"{_WORDS.get(option.change, option.change)} {option.value} instead of {now}"
+            where = f"{format_size(option.total)}, on {_device_list(option.devices)}"
             yield from wrapped(f"{words}: {where}", columns, "  ", "  ")
     elif not plan.fits:
         yield from ("", *wrapped(_NO_CHANGE, columns, hanging="  "))
@@ -220,8 +220,8 @@ def _details(plan: TrainingPlan) -> Iterator[str]:
     rate, error, days = plan.tokens_per_second, plan.error, plan.days
     if rate is None or error is None:
         return
-    each = rate / plan.cluster.cards
-    yield f"{rate:,.0f} tokens a second ± {percent(error)} ({each:,.0f} a card)"
+    per_card = rate / plan.cluster.cards
+    yield f"{rate:,.0f} tokens a second ± {percent(error)} ({per_card:,.0f} a card)"
     if days is not None and plan.tokens is not None:
         span = f"{_days(days / (1 + error))} to {_days(days / (1 - error))}"
         yield f"{format_count(plan.tokens)} tokens: {_days(days)} days ({span})"

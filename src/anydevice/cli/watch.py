@@ -179,7 +179,7 @@ def _fitting(words: Sequence[Piece], width: int) -> list[Piece]:
     pieces: list[Piece] = []
     for text, style in words:
         gap = _GAP if pieces else ""
-        if pieces and sum(cell_len(each) for each, _ in pieces) + cell_len(gap + text) > width:
+        if pieces and sum(cell_len(piece) for piece, _ in pieces) + cell_len(gap + text) > width:
             break
         pieces += [(gap, None), (text, style)]
     return pieces

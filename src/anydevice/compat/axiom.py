@@ -71,8 +71,8 @@ _KINDS = {kind.of_backend: kind for kind in (CUDABackend, ROCmBackend, MetalBack
 
 def detect_gpu() -> Device | None:
     """Return the GPU to use, or `None`; no backend has to be registered first."""
-    found = why([backend for backend in _KINDS if backend != "cpu"]).device
-    return found and _with_name(found)
+    device = why([backend for backend in _KINDS if backend != "cpu"]).device
+    return device and _with_name(device)
 
 
 def set_backend(backend: Device | str | None) -> Device:
@@ -82,7 +82,7 @@ def set_backend(backend: Device | str | None) -> Device:
     Raises `DeviceNotFoundError`, and changes nothing, where the backend is not usable.
     """
     if backend is None:
-        usable = [str(found) for found in anydevice.devices() if found.kind != "cpu"]
+        usable = [str(device) for device in anydevice.devices() if device.kind != "cpu"]
         given = [f"no backend was given, although there is {', '.join(usable)}"] if usable else []
         reasons = accelerators_passed_over(anydevice.discover().findings) + given
         text = "; ".join(reasons) or "no accelerator is in this machine"

@@ -351,8 +351,8 @@ def _attend(s: Space, made: Call) -> Call:
         options.pop("window", None)
     excluding = {name: options[name] for name in ("mask", "lengths") if name in options}
     if excluding and s.chance():
-        seen = reference.seen_keys(q, k, **excluding).any(2)
-        hidden = ~seen.reshape(*k.shape[:2], -1, k.shape[2]).any(2)
+        visible = reference.seen_keys(q, k, **excluding).any(2)
+        hidden = ~visible.reshape(*k.shape[:2], -1, k.shape[2]).any(2)
         k[hidden], v[hidden] = nan, nan
     elif options.keys() <= {"causal", "scale"} and k.shape[2] >= q.shape[2] and s.dtype.bits > 16:
         q[..., 0], k[:, :, 0, 0] = 1, copysign(inf, options.get("scale") or 1)

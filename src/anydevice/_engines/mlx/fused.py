@@ -88,7 +88,7 @@ def _attention(
 
 
 def _zero_hidden_keys(k: mx.array, v: mx.array, visible: mx.array) -> tuple[mx.array, mx.array]:
-    """Zeros for the keys and values that no query attends to: a weight of 0 times NaN is NaN."""
+    """Zero the keys and values that no query attends to: a weight of 0 times NaN is NaN."""
     shape = (1,) * (4 - visible.ndim) + tuple(visible.shape)
     split = (1, 1) if shape[1] == 1 else (k.shape[1], shape[1] // k.shape[1])
     some = mx.any(visible.reshape(shape[0], *split, *shape[2:]), axis=(2, 3))[..., None]

@@ -65,9 +65,9 @@ def pools_of(native: cl.Device) -> list[Pool]:
 class LimitReachedError(cl.MemoryError):  # type: ignore[misc]  # PyOpenCL's is untyped
     """An array would have gone beyond the limit of its device; `asked` is its size in bytes."""
 
-    def __init__(self, message: str, asked: int) -> None:
+    def __init__(self, message: str, size: int) -> None:
         super().__init__(message)
-        self.asked = asked
+        self.asked = size
 
 
 class Pool:

@@ -74,8 +74,8 @@ class TorchCompiler:
         if os.environ.get(_KEEPING) == "0":
             return None
         module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
-        kept = os.environ.get(_FOLDER)
-        if kept and module and kept == os.path.abspath(module.default_cache_dir()):
+        default = os.environ.get(_FOLDER)
+        if default and module and default == os.path.abspath(module.default_cache_dir()):
             del os.environ[_FOLDER]
         return os.environ.setdefault(_FOLDER, folder)
 

@@ -47,7 +47,7 @@ _GRACE = 0.75
 _lock = ForkSafeLock()
 _looking = threading.local()
 _source: Source | None = None
-_kept: tuple[tuple[object, ...], Report] | None = None
+_cache: tuple[tuple[object, ...], Report] | None = None
 _on_refresh: list[Callable[[], None]] = []
 
 
@@ -119,22 +119,22 @@ def discover(refresh: bool = False) -> Report:
     this process. The report is cached; `refresh=True` looks again and repeats warnings. It never
     raises for what it finds: a driver that crashes or hangs is a finding.
     """
-    global _kept
+    global _cache
     if getattr(_looking, "now", False):
         raise AnyDeviceError("discover() was called from inside discovery, such as by a probe")
     for callback in _on_refresh if refresh else ():
         callback()
     with _lock.native:
-        if refresh or _kept is None or _kept[0] != _situation():
+        if refresh or _cache is None or _cache[0] != _situation():
             _looking.now = True
             try:
                 with suppress(ConfigurationError):  # choosing a device raises it
                     # Not memory, for which the machine must be known: choosing a device sets it.
                     apply_files(("env", "threads", "x64", "jit"))
-                _kept = (_situation(), _look())
+                _cache = (_situation(), _look())
             finally:
                 _looking.now = False
-        return _kept[1]
+        return _cache[1]
 
 
 class Devices(tuple[Device, ...]):
@@ -201,14 +201,14 @@ def read_free_memory(backend: str, index: int, facts: Facts) -> Facts:
 
 def kept_report() -> Report | None:
     """Return the cached report of `discover()`; `None` if there is none yet."""
-    return _kept[1] if _kept else None
+    return _cache[1] if _cache else None
 
 
 def forget_report() -> None:
     """Look at the machine again when the report is next asked for."""
-    global _kept
+    global _cache
     with _lock.native:
-        _kept = None
+        _cache = None
 
 
 def on_refresh(callback: Callable[[], None]) -> Callable[[], None]:

@@ -266,7 +266,7 @@ _READERS: dict[int, Callable[[list[Any]], Any]] = {
 
 
 def _exact_sum(a: Array, b: Array) -> Array:
-    a, b = (np.diag(each) if a.ndim != b.ndim and each.ndim == 1 else each for each in (a, b))
+    a, b = (np.diag(x) if a.ndim != b.ndim and x.ndim == 1 else x for x in (a, b))
     total = a + b
     if ((total - a != b) | (total - b != a)).any():
         raise NotSupportedError("a sum of its weights is no number of float64")
@@ -653,16 +653,16 @@ def _mean(net: Lowering, x: Value, axes: Array | None = None) -> Value:
     if not chosen and net.attributes.get("noop_with_empty_axes", 0):
         return x
     chosen = chosen or tuple(range(len(x.shape)))
-    kept = [a for a in range(len(x.shape)) if a not in [c % len(x.shape) for c in chosen]]
-    outer = prod(x.shape[a] for a in kept)
+    rest = [a for a in range(len(x.shape)) if a not in [c % len(x.shape) for c in chosen]]
+    outer = prod(x.shape[a] for a in rest)
     terms = x.places.size // outer
-    rows = np.moveaxis(x.places, kept, range(len(kept))).reshape(outer, terms)
+    rows = np.moveaxis(x.places, rest, range(len(rest))).reshape(outer, terms)
     factor = 1.0 / terms if net.operator.kind == "ReduceMean" else 1.0
     matrix = net.zeros(outer, x.places.size)
     for k in range(outer):
         matrix[k, k * terms : (k + 1) * terms] = factor
     keep = net.attributes.get("keepdims", 1)
-    shape = [n if a in kept else 1 for a, n in enumerate(x.shape) if a in kept or keep]
+    shape = [n if a in rest else 1 for a, n in enumerate(x.shape) if a in rest or keep]
     value, bias = x._replace(places=rows), np.zeros(shape)
     return net.add([(value, matrix)], bias, roundings=terms + 1, inexact=ROUNDED)
 

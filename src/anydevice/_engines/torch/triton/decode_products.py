@@ -408,8 +408,8 @@ def _some_rows(
             sums = tl.zeros([block_outputs, block_rows], tl.float32)
             if gated:
                 sums_of_others = tl.zeros([block_outputs, block_rows], tl.float32)
-            for each in tl.static_range(splits):
-                there = partial + each * size + spot
+            for index in tl.static_range(splits):
+                there = partial + index * size + spot
                 sums += tl.load(there, known[:, None], 0, cache_modifier=".cg")
                 if gated:
                     there += splits * size
