@@ -195,6 +195,7 @@ class BaseMemory:
         self._engine = engine
 
     def use(self, device: Device) -> MemoryUse | None:
+        self._engine.native(device)
         return None
 
     def reset_peak(self, device: Device) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from anydevice._core import checks
 from anydevice._core.files import read_small, writing
+from anydevice._core.locks import ForkSafeLock
 from anydevice._core.protocols import Launched
 from anydevice._machine.settings.files import verdicts_file
 from anydevice.errors import AnyDeviceError, ConfigurationError
@@ -233,7 +234,7 @@ class PortBoard(Board):
     def __init__(self, launched: Launched) -> None:
         super().__init__(launched)
         host, port = "127.0.0.1" if launched.is_local else launched.address, launched.port
-        began, self._lock, self._group = time.monotonic(), threading.Lock(), next(_joins)
+        began, self._lock, self._group = time.monotonic(), ForkSafeLock(), next(_joins)
         if launched.rank == 0 and port not in _servers:
             _servers[port] = _serve(host if launched.is_local else "", port)
         while True:
@@ -248,7 +249,7 @@ class PortBoard(Board):
     def ask(self, call: str, name: str, value: Any = None) -> Any:
         """Call `set`, `get`, `add` or `delete` of the first process."""
         request = json.dumps([call, f"{self._group}/{name}", value])
-        with self._lock:
+        with self._lock.native:
             self._stream.write(request.encode() + b"\n")
             self._stream.flush()
             try:
@@ -268,14 +269,14 @@ class PortBoard(Board):
 
 def _serve(host: str, port: int) -> socketserver.ThreadingTCPServer:
     """Serve values at a port, to everyone who reaches it, until this process ends."""
-    values, lock = dict[str, Any](), threading.Lock()
+    values, lock = dict[str, Any](), ForkSafeLock()
 
     class Answers(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             with suppress(OSError, TypeError, ValueError):  # of a stranger, or of one that ended
                 while line := self.rfile.readline(_LONGEST):
                     call, name, value = json.loads(line)
-                    with lock:
+                    with lock.native:
                         if call == "delete":
                             values.pop(name, None)
                         elif call != "get":

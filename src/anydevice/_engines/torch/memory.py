@@ -37,8 +37,6 @@ class TorchMemory(BaseMemory):
 
     def use(self, device: Device) -> MemoryUse | None:
         """Return the bytes of a GPU's allocator, without starting it; `None` for the CPU."""
-        if device.backend == "cpu":
-            return None
         target = ENGINE.native(device)
         limit, module = _limits.get(device), MODULES.get(target.type)
         if module:

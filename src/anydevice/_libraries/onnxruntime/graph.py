@@ -77,7 +77,9 @@ class Graph:
             self._nodes.append(helper.make_node("Identity", [value], [name]))
         return name
 
-    def node(self, kind: str, *inputs: str, domain: str = "", outputs: Any = 1, **attributes: Any) -> Any:
+    def node(
+        self, kind: str, *inputs: str, domain: str = "", outputs: Any = 1, **attributes: Any
+    ) -> Any:
         """Add a node, and return the name of its output, or of `outputs` as a list."""
         number = len(self._nodes)
         names = [f"{kind}{number}"] if outputs == 1 else outputs
@@ -89,7 +91,9 @@ class Graph:
     def constant(self, array: HostArray) -> str:
         """Return the name of a constant."""
         array = np.ascontiguousarray(array)
-        key = (array.dtype.str, array.shape, array.tobytes()) if array.nbytes <= LARGE else id(array)
+        key = (
+            (array.dtype.str, array.shape, array.tobytes()) if array.nbytes <= LARGE else id(array)
+        )
         if key not in self._named:
             name = self._named[key] = f"constant{len(self._named)}"
             if array.nbytes <= LARGE:
@@ -174,7 +178,11 @@ class Graph:
         """Return the graph as bytes of a model, with large constants declared only."""
         outside = [_declared(*array) for constant in self.constants for array in constant.arrays]
         graph = helper.make_graph(
-            self._nodes, "decoder", list(self.inputs.values()), self._outputs, [*self._small, *outside]
+            self._nodes,
+            "decoder",
+            list(self.inputs.values()),
+            self._outputs,
+            [*self._small, *outside],
         )
         opsets = [helper.make_opsetid("", 20), helper.make_opsetid(OWN, 1)]
         model = helper.make_model(graph, opset_imports=opsets)
