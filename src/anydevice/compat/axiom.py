@@ -178,7 +178,7 @@ def warm_up(model: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     anydevice.warm_up(here, **options)
     model, arguments = anydevice.to_device((model, arguments), here)
     result = model(*arguments)
-    anydevice.to_numpy(result)  # waits, also for a library that computes only what is asked for
+    anydevice.to_numpy(result)  # waits, even if a library computes lazily
     return result
 
 
