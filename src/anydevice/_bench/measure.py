@@ -238,7 +238,7 @@ def _one(job: _Job, made: Call, runner: Runner, limit: float) -> tuple[Measureme
     where = (job.row.op, job.benchmark.name, job.dtype, str(runner.device), runner.engine)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numbers may overflow; that is not asked here
+            warnings.simplefilter("ignore")  # numbers may overflow, which is no fault here
             timed = time_op(job.row, made, runner, limit=limit)
     except UnsupportedError as error:
         return Measurement(*where, "unsupported", str(error)), 0

@@ -185,7 +185,7 @@ def time_op(row: Row, made: Call, runner: Runner, *, limit: float) -> TimedOp:
 
 
 def _is_view(result: Any, arguments: list[Any], engine: Engine) -> bool:
-    """Whether the results lie in the memory of the arguments, as far as the library tells."""
+    """Whether the results are in the memory of the arguments, if the library tells."""
     stored = [engine.storage(array) for array in leaves(result)]
     theirs = {s.allocation for x in arguments if (s := engine.storage(x)) is not None}
     return bool(stored) and all(s is not None and s.allocation in theirs for s in stored)

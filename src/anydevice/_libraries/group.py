@@ -67,7 +67,7 @@ def read_secret(is_local: bool) -> bytes:
 
 
 def read_limit() -> int:
-    """Return the seconds for which processes wait for one that is missing or silent."""
+    """Return the seconds for which processes wait for a missing or silent one."""
     text = os.environ.get(_LIMIT, "30")
     return checks.integer(_LIMIT, int(text) if text.isdecimal() else text, 1)
 
@@ -262,7 +262,7 @@ class PortBoard(Board):
 
     def read(self, name: str) -> bytes | None:
         text = self.ask("get", name)
-        with suppress(ValueError):  # of a stranger; what it wrote is no value with an HMAC
+        with suppress(ValueError):  # text of a stranger is no value with an HMAC
             return None if text is None else bytes.fromhex(str(text))
         return b"?"
 
@@ -273,7 +273,7 @@ def _serve(host: str, port: int) -> socketserver.ThreadingTCPServer:
 
     class Answers(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            with suppress(OSError, TypeError, ValueError):  # of a stranger, or of one that ended
+            with suppress(OSError, TypeError, ValueError):  # a stranger, or an ended process
                 while line := self.rfile.readline(_LONGEST):
                     call, name, value = json.loads(line)
                     with lock.native:

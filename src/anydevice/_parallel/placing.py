@@ -87,7 +87,7 @@ def shard(tree: Any, mesh: Mesh) -> Any:
         )
 
     def placed(x: Any) -> Any:
-        if not _is_spread(x):  # a spread array goes on from its devices, without being gathered
+        if not _is_spread(x):  # a spread array moves from its devices, without being gathered
             x = to_device(x, mesh.devices[0], convert=True)
         return x if mesh.size == 1 else part(str(mesh.engine), "mesh").sharded(x, mesh)
 

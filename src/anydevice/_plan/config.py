@@ -429,7 +429,7 @@ def _snapshots(repository: Path) -> Iterator[Path]:
         if commit:
             yield repository / "snapshots" / commit
     except (OSError, ValueError):
-        pass  # a single commit may have been asked for by its number
+        pass  # a single commit may have been requested by its number
     try:
         folders = list((repository / "snapshots").iterdir())
     except OSError:

@@ -152,7 +152,7 @@ _TEXT = {**_BASE, **_TIED, V: 30522, P: 512, TYPES: 2, "hidden_act": "gelu"}
 
 
 def _word_head(size: Size = H, *untied: ModelPart) -> Head:
-    """Return a head that scores words; `untied` parts are there if it is not tied."""
+    """Return a head that scores words; `untied` are its parts if it is not tied."""
     return Head((linear(size, H), norm(size), vector(V), table(V, size, when=UNTIED), *untied), V)
 
 
@@ -282,7 +282,7 @@ DEBERTA = ENCODERS["deberta"] = EncoderFamily(
          linear("heads", "heads", bias=False, count=2, when="talking_head"),
          linear(H, H), norm(H), linear(INNER, H), linear(H, INNER), norm(H)),
         _DEBERTA_BEFORE,
-        # Scores for all distances are twice as many as those for all pairs of tokens.
+        # There are twice as many scores of distances as of pairs of tokens.
         build=replace(POST_NORM, fused_qkv=True, score_tensors=5),
     ),),
     classes={

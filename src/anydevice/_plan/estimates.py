@@ -255,12 +255,12 @@ def estimate_inference(
     if shape.hidden and shape.layers:
         piece = min(context, prefill or context) if not shape.towers else context
         peaks = list(_passes(shape, batch, context, width, piece))
-        # What the head reads, and what it makes of it beside the logits.
+        # The head's input, and its intermediate results besides the logits.
         beside = 2 if shape.outputs_of == "new token" else 3
         last = beside * batch * piece * shape.hidden * width + logits
         activations = max(last, *[size for peak in peaks for size in peak.values()]) - logits
-        # Scores lie in segments of their own, much larger than what else a layer makes: an
-        # allocator that takes the smallest block that is large enough leaves these whole.
+        # Scores are in segments of their own, much larger than other temporaries: an allocator that
+        # takes the smallest sufficient block does not cut them.
         recurring = max([size for name, size in peaks[0].items() if name != SCORES])
     kv_cache = sum(shape.kv_bytes(context, batch, cache))
     idle = idle_bytes(kv_cache, min(recurring, activations))
@@ -482,7 +482,7 @@ def _scores(
     if not masked:
         return 2 * queries + partial
     if shape.kv_heads == 1:
-        copies = 0  # one head stands for all without a copy
+        copies = 0  # one head is enough, without a copy for each
     rolled = 2 * keys * attended if work.tokens == 1 and window else 0
     fresh = 2 * keys if work.tokens > 1 else 0
     mask = work.rows * attended * work.width
@@ -508,7 +508,7 @@ def _network(shape: LayerStack) -> int:
     if shape.build.fused_gate:
         # Its input is one half of a tensor that stays whole.
         return max(4, 1 + function) * shape.intermediate
-    # The gate's function works before the other half of the network is there.
+    # The activation of the gate runs before the other half of the network.
     return max(3 if shape.build.gated else 2, function) * shape.intermediate
 
 

@@ -574,7 +574,7 @@ _EMBEDDING = re.compile(r"embed_tokens|wte|word_embeddings|embed_in|tok_embeddin
 _HEAD = re.compile(r"lm_head|embed_out|output_projection")
 _KEYS = re.compile(r"(?:k_proj|key_proj|\bwk)\W*(?:weight|kernel)")
 _FUSED = re.compile(r"(?:qkv_proj|c_attn|query_key_value|\bwqkv)\W*(?:weight|kernel)", re.I)
-# Where attention has a c_proj as well, the network's is the one meant.
+# If attention has a c_proj as well, this is the network's.
 _DOWN = re.compile(r"(?:down_proj|fc2|mlp\W+c_proj|dense_4h_to_h|\bw2)\W*(?:weight|kernel)")
 
 
@@ -598,7 +598,7 @@ class _Tensor(Record):
 
     @property
     def is_weight(self) -> bool:
-        """Whether it is learned, as far as its name tells: tables of frequencies are not."""
+        """Whether the tensor is learned, by its name: tables of frequencies are not."""
         return bool(self.sizes) and "inv_freq" not in self.name
 
     def bytes_in(self, dtype: str | None) -> int:

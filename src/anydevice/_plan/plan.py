@@ -162,7 +162,7 @@ def _memory_of(device: Device, recent: bool) -> AvailableMemory | None:
         # Discovery has just read the free memory; the driver would take as long again.
         free = facts.free_memory
     else:
-        # A plan on the command line goes without it.
+        # A plan on the command line does not need it.
         from anydevice._arrays.memory.stats import memory_stats
 
         stats = memory_stats(device)
@@ -321,7 +321,7 @@ class DeviceGroup(Record):
 
     @property
     def budgets(self) -> list[int]:
-        """The bytes to plan with on each: what it has, less a margin on an accelerator."""
+        """The bytes to plan with on each device: its memory, less a margin on accelerators."""
         return [
             memory.bytes if memory.device.kind == "cpu" else plannable(memory.bytes)
             for memory in self.devices
@@ -677,7 +677,7 @@ class _Request(Record):
         value: int | str,
         shape: ModelShape | None = None,
     ) -> Alternative | None:
-        """Return the alternative if it fits; `shape` is that of other weights."""
+        """Return the alternative if it fits; `shape` is the model with other weights."""
         names = ("context", "batch", "kv_dtype", "prefill")
         options = {name: getattr(self.estimate, name) for name in names}
         if change in options:

@@ -174,7 +174,7 @@ def _explain(subjects: tuple[str, ...], stopped: DeviceStatus | Finding) -> Iter
     for reason in stopped.reasons:
         evidence.setdefault(_known_code(reason.code, stage), []).append(reason)
     for code, reasons in (evidence or {_BY_STAGE[stage]: []}).items():
-        # The library's own fix goes before the device's. That of a failed check is the doctor.
+        # The library's own fix goes before the device's; a failed check has the doctor as its fix.
         fixes = [*(reason.fix for reason in reasons), stopped.fix] if stage != "compute" else []
         texts = tuple(reason.text for reason in reasons)
         yield _explanation(subjects, code, texts, next(filter(None, fixes), None))

@@ -119,7 +119,7 @@ class Machine:
             self._copies.under_way = False
 
     def has_real(self, device: Device) -> bool:
-        """Whether a device of the computer is one of this machine, and no fake stands for it."""
+        """Whether a device of the computer is part of this machine, and not replaced by a fake."""
         return device.backend == "cpu" or device in self._real
 
     def driven_by(self, engine: str) -> tuple[Device, ...]:

@@ -274,7 +274,7 @@ def read_checkpoint(
             raise TransferError(f"{path} does not fit the model: in its {what}, {different}")
     if step.scale is not None and not _is_scale(step.scale):
         raise TransferError(f"{path}: its scale of the loss is damaged")
-    if state is not None:  # other libraries store classes of their own in it
+    if state is not None:  # other libraries store their own classes in it
         step = replace(step, optimizer=refilled(state, leaves(step.optimizer)))
     return Checkpoint(
         step, loop, how, best, metadata.get("random", NOTHING), metadata.get("rows", 0)

@@ -83,7 +83,7 @@ class History(tuple[Epoch, ...]):
 
     @property
     def metrics(self) -> dict[str, list[float]]:
-        """Each metric of the validation, by name: one number per epoch that has it."""
+        """Each metric of the validation by name: a number per epoch with a validation."""
         series: dict[str, list[float]] = {}
         for epoch in self:
             for name, number in (epoch.metrics or {}).items():

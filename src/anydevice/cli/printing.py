@@ -81,14 +81,14 @@ class Output(Record):
 
     def json(self, value: object) -> None:
         """Print a value as JSON, in ASCII alone, so that it is valid on every stream."""
-        import json  # the text views go without it
+        import json  # text output does not need it
 
         self.stream.write(json.dumps(value, indent=2) + "\n")
 
     def complain(self, problem: Exception | None) -> None:
         """Print an error, if there is one, below what was printed before."""
         if problem is not None:
-            self.stream.flush()  # so that it stands below where both go to one place
+            self.stream.flush()  # so that it comes after the output if both go to one place
             complain(problem)
 
     def paint(self, words: str, style: str) -> str:
@@ -100,7 +100,7 @@ class Output(Record):
 
 def _harmless(text: str) -> str:
     """Return text for a terminal: joiners of scripts stay, control characters are escaped."""
-    from unicodedata import category  # the other commands go without it
+    from unicodedata import category  # other commands do not need it
 
     return "".join(
         char

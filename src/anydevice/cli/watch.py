@@ -91,7 +91,7 @@ def _show(cards: Sequence[Card], output: Output, interval: float) -> None:
     quits = "q quits" if screen.keys is not None else "Ctrl-C quits"
     words = f"every {interval:g} s  {quits}"
     event: Event = "time"
-    # A terminal that is closed while it is drawn on is the same as being asked to leave.
+    # A terminal that closes while it is drawn on is a request to end.
     with suppress(OSError), TerminalEvents(screen.keys, screen=True) as events, screen:
         while event != "quit":
             if event == "time":

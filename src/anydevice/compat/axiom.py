@@ -27,6 +27,7 @@ from anydevice import (
     nn,
     ops,
     parallel,
+    proofs,
     use_device,
 )
 from anydevice._bench.functions import DeviceTiming
@@ -177,7 +178,7 @@ def warm_up(model: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     anydevice.warm_up(here, **options)
     model, arguments = anydevice.to_device((model, arguments), here)
     result = model(*arguments)
-    anydevice.to_numpy(result)  # waits, also for a library that computes only what is asked for
+    anydevice.to_numpy(result)  # waits, even if a library computes lazily
     return result
 
 
@@ -356,9 +357,7 @@ def ensure(
     ...     len(share().properties)
     1
     """
-    from anydevice._proofs.claims import claim
-
-    stated = claim(property, over)
+    stated = proofs.claim(property, over)
 
     def ensured(made: Any) -> Any:
         if isinstance(made, nn.Model):
@@ -406,17 +405,14 @@ def prove(
 
 
 def _prove_region(region: Any, model: Any, stated: Any, options: dict[str, Any]) -> Any:
-    from anydevice._proofs.prove import Counterexample, Undecided
-    from anydevice._proofs.prove import prove as search
-
     if stated is None:
         text = "prove(region, model, property) takes a property such as proofs.finite()"
         raise ConfigurationError(text, source="property")
-    result = search(model, stated, region, **options)
-    if isinstance(result, Counterexample):
+    result = proofs.prove(model, stated, region, **options)
+    if isinstance(result, proofs.Counterexample):
         text = f"{stated} does not hold for x = {result.x.tolist()!r:.200}"
         raise VerificationError(text, where="inputs")
-    if isinstance(result, Undecided):
+    if isinstance(result, proofs.Undecided):
         text = f"{stated} was neither proved nor refuted: {result.reason}"
         raise VerificationError(f"{text}, {result.proved_share:.0%} proved", where="inputs")
     return result

@@ -149,7 +149,7 @@ class JaxEngine(BaseEngine):
         jax.block_until_ready(arrays)
 
     def synchronize(self, device: Device) -> None:
-        # JAX has no such call: what is under way is what some array there still waits for.
+        # JAX has no such call: wait for all arrays there, as they may be under way.
         target = self.native(device)
         for array in jax.live_arrays(target.platform):
             if target in array.devices():

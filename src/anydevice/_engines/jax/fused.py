@@ -173,7 +173,7 @@ def _attend(
         weights = _softmax_beside(scores, sinks)
     else:
         some = visible.any(-1, keepdims=True)
-        # A query that sees nothing sees all, and is left out after: no gradient meets a nan.
+        # A query without visible keys sees all, and its weights are zeroed: gradients meet no NaN.
         weights = _softmax_beside(jnp.where(visible | ~some, scores, -jnp.inf), sinks)
         weights = jnp.where(some, weights, 0)
     result = product("bghqk,bgks->bghqs", weights.astype(v.dtype), v)
@@ -350,7 +350,7 @@ def _cross_entropy(logits: Array, targets: Array) -> Array:
 
 
 def _convolve(x: Array, weight: Array, bias: Array | None, *window: Any, **options: Any) -> Array:
-    # In float32: XLA and cuDNN round numbers of 16 bits on the way.
+    # In float32: XLA and cuDNN round intermediate results to 16 bits.
     result = jax.lax.conv_general_dilated(
         wide(x), wide(weight), *window, precision=jax.lax.Precision.HIGHEST, **options
     )

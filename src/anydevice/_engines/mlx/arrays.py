@@ -43,7 +43,7 @@ _guideline: int | None = None
 
 
 class LimitReachedError(MemoryError):
-    """An array would have gone beyond what MLX may hold; `asked` is its size in bytes."""
+    """An array would have exceeded MLX's limit of memory; `asked` is its size in bytes."""
 
     def __init__(self, message: str, size: int) -> None:
         super().__init__(message)

@@ -194,7 +194,7 @@ def free_memory(device: Device) -> int | None:
 
 
 def read_free_memory(backend: str, index: int, facts: Facts) -> Facts:
-    """Return the facts with the free memory of now, if the backend tells it."""
+    """Return the facts with the current free memory, if the backend has it."""
     free = FREE_MEMORY[backend]()(index, facts) if backend in FREE_MEMORY else None
     return facts if free is None else replace(facts, free_memory=free)
 
@@ -205,7 +205,7 @@ def kept_report() -> Report | None:
 
 
 def forget_report() -> None:
-    """Look at the machine again when the report is next asked for."""
+    """Read the machine anew when the report is needed next."""
     global _cache
     with _lock.native:
         _cache = None
@@ -238,7 +238,7 @@ def _look() -> Report:
     with suppress(ConfigurationError):  # a broken file must not hide what the machine has
         limit = current()[0].time_limit
     scans = (_source or look_everywhere)(limit)
-    # The drivers are being asked; loading what comes next takes about as long.
+    # The drivers answer in child processes: meanwhile, load the next modules.
     from anydevice._core.choice import recommend
     from anydevice._machine.discovery.libraries import findings_of, read_ahead
 
@@ -295,7 +295,7 @@ def merge(own: Mapping[str, BackendScan], added: Mapping[str, BackendScan]) -> l
     scans = {scan.backend: scan for scan in own.values()}
     notes: list[str] = []
     for name, scan in added.items():
-        if scan.backend == name:  # it failed before it could say what it speaks of
+        if scan.backend == name:  # it failed before it named its backend
             notes.append(f"{name}: {scan.reason}")
         else:
             scans[scan.backend] = scan

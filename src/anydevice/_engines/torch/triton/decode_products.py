@@ -87,7 +87,7 @@ NORM_WARPS = 8
 
 
 def padded_rows(rows: int) -> int:
-    """Return one row as it is; more as many as the matrix units take.
+    """Return 1 for one row; more are padded to the size of the matrix units.
 
     >>> padded_rows(1), padded_rows(3), padded_rows(17)
     (1, 16, 32)

@@ -41,7 +41,7 @@ class _Generation(Record):
 
 
 _V2 = _Generation("v2", 2, 8, False, "0x0027", ("v2",))
-_V3 = _Generation("v3", 2, 16, False, "0x0027", ("v3",))  # the subsystem tells it from v2
+_V3 = _Generation("v3", 2, 16, False, "0x0027", ("v3",))  # the subsystem distinguishes it from v2
 _V4 = _Generation("v4", 1, 32, False, "0x005e", ("v4",))
 _V5E = _Generation("v5e", 1, 16, True, "0x0063", ("v5litepod", "v5lite", "v5e"))
 _V5P = _Generation("v5p", 1, 95, True, "0x0062", ("v5p",))
