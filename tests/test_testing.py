@@ -20,11 +20,13 @@ from anydevice import (
     memory_stats,
     nn,
     ops,
+    parallel,
     testing,
     to_device,
     to_numpy,
 )
 from tests.comparing import assert_close, assert_same_bits
+from tests.programs import run_python
 
 MIB = 2**20
 CARDS = ["NVIDIA H100 64MiB", "NVIDIA L4 16MiB"]
@@ -250,6 +252,55 @@ def test_a_model_trains_on_its_fake_device(two_cards: str) -> None:
     assert device_of(ready(x)) == here
     del model, trained, ready
     assert used("cuda:1") == 0
+
+
+FOUR = """
+import os, jax, numpy as np
+from anydevice._machine.engines import registry
+from anydevice import device, device_of, devices, nn, testing, to_device
+
+with testing.fake_machine(cuda=2, engines=["jax"]):
+    registry.load("jax")  # which starts later
+    print(jax.config.jax_num_cpu_devices, os.environ["JAX_NUM_CPU_DEVICES"])
+print(jax.config.jax_num_cpu_devices, "JAX_NUM_CPU_DEVICES" in os.environ)
+
+block = testing.fake_machine(cuda=4, engines=["jax"])
+block.__enter__()  # which nobody leaves
+cards = devices("gpu")
+print(len({each.native for each in (*cards, device("cpu", engine="jax"))}))
+x = np.ones((10, 4), np.float32)
+print([str(device_of(to_device(x, card) + 1)) for card in cards])
+model = nn.build(nn.Dense(4, 2), device=cards[0])
+rest = nn.Batches(x, x[:, :2], 8), nn.SGD(0.1), "mean_squared_error"
+options = {"epochs": 3, "progress": False}
+one, several = (nn.train(model, *rest, devices=d, **options) for d in ("cuda:0", cards))
+print(max(abs(a - b) for a, b in zip(one.history.losses, several.history.losses)) < 1e-6)
+"""
+
+
+def test_fake_devices_are_distinct_to_jax_and_end_with_the_program() -> None:
+    pytest.importorskip("jax")
+    done = run_python("-c", FOUR, env={"XLA_FLAGS": None})
+    cards = [f"cuda:{index}" for index in range(4)]
+    assert done.stdout.splitlines()[2:] == ["5", str(cards), "True"], done.stderr
+    assert done.stdout.splitlines()[:2] == ["3 3", "-1 False"]
+    assert done.stderr == ""
+
+
+def test_too_few_devices_of_jax_are_said() -> None:
+    """JAX has started with three CPU devices here."""
+    pytest.importorskip("jax")
+    anydevice.device("cpu", engine="jax").native  # noqa: B018
+    with testing.fake_machine(cuda=4, engines=["jax"]):
+        cards = anydevice.devices("gpu")
+        said = r"take cuda:0, cuda:1, cuda:2 and cuda:3 for one device, because JAX shows \d on"
+        with pytest.warns(UserWarning, match=said):
+            assert cards[1].native == cards[3].native
+        with (
+            pytest.warns(UserWarning, match=said),
+            pytest.raises(ConfigurationError, match="cuda:3 for 1, and needs distinct"),
+        ):
+            parallel.shard(np.ones(4, np.float32), parallel.Mesh(cards))
 
 
 def test_a_model_that_does_not_fit_its_card_is_refused(two_cards: str) -> None:

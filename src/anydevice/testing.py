@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from weakref import finalize
 
 from anydevice._core.backends import BACKENDS
 from anydevice._core.device import unknown_backend
@@ -88,12 +89,17 @@ def fake_machine(
     if sightings:  # until 0.4
         warn(DeprecationWarning("fake_machine: sightings= is now scans="))
     made.update({scan.backend: scan for scan in (*scans, *sightings)})
-    with ExitStack() as block:
+    machine, block = _Machine(made.values()), ExitStack()
+    # A program that leaves the block open ends it at its exit, while its modules are still there.
+    end = finalize(machine, block.close)
+    try:
         if not keep_settings:
             block.enter_context(_nobody_s_settings())
         block.callback(set_process_device, set_process_device(None))
-        block.enter_context(_Machine(made.values()).in_force())
+        block.enter_context(machine.in_force())
         yield discover()
+    finally:
+        end()
 
 
 def fake_backend(

@@ -492,6 +492,7 @@ def test_a_detector_of_ones_own_says_what_the_manager_has() -> None:
         assert detector.asked == 2
 
 
+@pytest.mark.filterwarnings("ignore:JAX's own functions take")  # it has three devices here
 def test_a_detector_and_jax_tell_one_story() -> None:
     """All that a manager says and gives follows from what the detector counts."""
     data = jnp.ones((8, 2))

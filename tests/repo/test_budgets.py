@@ -23,7 +23,7 @@ BUDGETS = {
     "_formats": 2_900,  # block types of GGUF; quantized folders, a reader for each method
     "_libraries": 5_580,  # with the proof and the watch of processes, group.py; ONNX Runtime
     "_llm": 4_650,
-    "_machine": 8_965,  # requirements with their sources; the reader of Intel GPUs; the log
+    "_machine": 8_985,  # requirements with their sources; the reader of Intel GPUs; virtual CPUs
     "_nn": 3_700,  # the shape of one example; a line about claims without a certificate
     "_ops": 4_650,
     "_parallel": 2_280,

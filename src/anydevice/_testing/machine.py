@@ -23,10 +23,11 @@ from anydevice._core.engine import Absent, Engine, Memory, MemoryUse
 from anydevice._core.finding import BackendScan, DeviceStatus, Facts
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.record import replace
+from anydevice._core.text import joined, warn
 from anydevice._machine.choose import limits
 from anydevice._machine.discovery.discover import discover, machine_from
 from anydevice._machine.engines import registry
-from anydevice._machine.engines.library_settings import virtual_cpus
+from anydevice._machine.engines.library_settings import enough_virtual_cpus, virtual_cpus
 from anydevice._machine.settings import config
 from anydevice._machine.settings.config import Config
 from anydevice._ops import dispatch
@@ -99,6 +100,8 @@ class Machine:
             return cast("Engine", EngineWithoutCards(engine, self))
         if engine.name == "torch":
             self.follow_torch()
+        if engine.name == "jax":
+            self._block.enter_context(enough_virtual_cpus(1 + len(self.driven_by("jax"))))
         return cast("Engine", FakeEngine(engine, self))
 
     def _add(self, device: Device, status: DeviceStatus) -> None:
@@ -242,16 +245,16 @@ class EngineWithoutCards:
 class FakeEngine(EngineWithoutCards):
     """An engine that knows fake devices besides the CPU; its library computes as usual.
 
-    The fake devices of JAX are distinct CPU devices if JAX was told to show enough of them: then
-    its own functions tell them apart, too. All others stand for the one CPU.
+    The fake devices of JAX are distinct CPU devices if it shows enough of them: then its own
+    functions tell them apart, too. All others stand for the one CPU.
     """
 
     def __init__(self, engine: Engine, machine: Machine) -> None:
         super().__init__(engine, machine)
         self._fakes = machine.driven_by(engine.name)
-        spare = virtual_cpus() - len(self._fakes) if engine.name == "jax" else 0
+        spare = virtual_cpus() - len(self._fakes) if engine.name == "jax" else -1
         self._stand_ins = {
-            fake: Device("cpu", spare + number if spare > 0 else 0)
+            fake: Device("cpu", spare + number if spare >= 0 else 0)
             for number, fake in enumerate(self._fakes)
         }
         self._stood_for = {place: fake for fake, place in self._stand_ins.items() if place.index}
@@ -261,6 +264,12 @@ class FakeEngine(EngineWithoutCards):
         return (*(device for device in cpus if device not in self._stood_for), *self._fakes)
 
     def native(self, device: Device) -> Any:
+        if self._engine.name == "jax" and virtual_cpus() < len(self._fakes):
+            warn(
+                f"JAX's own functions take {joined(map(str, self._fakes))} for one device, because "
+                f"JAX shows {virtual_cpus()} on the CPU in this process; enter fake_machine before "
+                "JAX starts, and set no number of devices"
+            )
         return self._engine.native(self._stand_ins.get(device, device))
 
     def synchronize(self, device: Device) -> None:

@@ -20,6 +20,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from anydevice._core.device import Device
 from anydevice._core.protocols import Launched, MeshLike
+from anydevice._core.text import joined
 from anydevice._libraries.exchange import HostExchange
 from anydevice._libraries.group import free_port, meet, prove
 from anydevice._machine.engines import registry
@@ -194,6 +195,9 @@ def _native(mesh: MeshLike) -> Any:
 def _make_grid(devices: tuple[Device, ...], replicate: int, shard: int, all_processes: bool) -> Any:
     engine = registry.load("jax")
     natives = [engine.native(device) for device in devices]
+    if len(set(natives)) < len(natives):  # fakes
+        text = f"JAX takes {joined(map(str, devices))} for {len(set(natives))}, and needs distinct"
+        raise ConfigurationError(f"{text} devices: enter fake_machine before JAX starts", "devices")
     if all_processes:
         natives = _of_each_process(natives)
     grid = np.array(natives, dtype=object).reshape(replicate, shard)

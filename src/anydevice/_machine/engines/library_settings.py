@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -347,6 +348,27 @@ def virtual_cpus() -> int:
         texts += [os.environ.get("JAX_NUM_CPU_DEVICES", "")]
         count = next((int(text) for text in texts if text.isdigit()), 1)
     return max(1, int(count))
+
+
+@contextmanager
+def enough_virtual_cpus(count: int) -> Iterator[None]:
+    """Have JAX show `count` CPU devices, unless it has started or was set to show several.
+
+    Processes that start in the block show as many. A JAX that starts in the block keeps them.
+    """
+    jax = loaded_library("jax")
+    if jax is None or jax_started() or virtual_cpus() > 1:
+        yield
+        return
+    variables, before = Variables(), jax.config.jax_num_cpu_devices
+    variables.put({"JAX_NUM_CPU_DEVICES": str(count)})
+    jax.config.update("jax_num_cpu_devices", count)
+    try:
+        yield
+    finally:
+        variables.put({})
+        if not jax_started():
+            jax.config.update("jax_num_cpu_devices", before)
 
 
 _READ_AT_START: tuple[tuple[tuple[str, ...], Callable[[], bool], str], ...] = (

@@ -20,7 +20,7 @@ _LIMIT = 60.0
 _CANDIDATES, _SIMILARITY = 8, 0.7
 """Limit on names tried for the nearest flag, and the least similarity, from 0 to 1."""
 _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
-_WRONG = re.compile(r"Couldn't interpret value .* for flag (\w+)")
+_WRONG = re.compile(r"(?:Couldn't interpret value .* for flag |Illegal value for --)(\w+)")
 _NAMES = re.compile(rb"\bxla_[a-z][a-z0-9_]+")
 
 
@@ -32,8 +32,8 @@ def flags_file() -> Path:
 def refused_flags(text: str) -> dict[str, str]:
     """Return the flags of `text` that XLA would end the process for, each with a sentence.
 
-    Verdicts are kept for this version of jaxlib. Without jaxlib, or if the child names no flag,
-    none is refused.
+    Verdicts are kept for this version of jaxlib. Without jaxlib, or if XLA does not start without
+    flags either, none is refused.
     """
     version, flags = distributions().get("jaxlib"), text.split()
     if version is None or not text.lstrip().startswith("--"):  # a file of flags
@@ -61,15 +61,20 @@ def _find_refused(flags: Sequence[str], version: str) -> Iterator[tuple[str, str
         unknown = [flag for match in _UNKNOWN.findall(message) for flag in match.split()]
         wrong = _WRONG.findall(message)
         refused = [flag for flag in flags if flag in unknown or _name(flag) in wrong]
+        if message and not refused and not _read_startup_error([]):  # it names none
+            refused = [flag for flag in flags if _read_startup_error([flag])]
         if not refused:
             return
         for flag in refused:
-            if flag in unknown:
-                near = _nearest(_name(flag))
+            name = _name(flag)
+            near = _nearest(name) if flag in unknown else name
+            if near != name:
                 hint = f"; the nearest is --{near}" if near else ""
-                yield flag, f"jaxlib {version} has no flag --{shortened(_name(flag))}{hint}"
-            else:
+                yield flag, f"jaxlib {version} has no flag --{shortened(name)}{hint}"
+            elif "=" in flag:
                 yield flag, f"jaxlib {version} does not take the value of {shortened(flag)}"
+            else:
+                yield flag, f"jaxlib {version} needs a value for --{name}"
         flags = [flag for flag in flags if flag not in refused]
 
 
@@ -83,7 +88,7 @@ def _nearest(name: str) -> str | None:
     with largest.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
         names = {text.decode() for text in _NAMES.findall(content)}
     near = get_close_matches(name, names, _CANDIDATES, _SIMILARITY)
-    return next((x for x in near if not _UNKNOWN.search(_read_startup_error([f"--{x}"]))), None)
+    return next((x for x in near if not _UNKNOWN.search(_read_startup_error([f"--{x}=0"]))), None)
 
 
 def _name(flag: str) -> str:
