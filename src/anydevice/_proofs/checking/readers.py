@@ -27,9 +27,9 @@ Row = tuple[Counter[Any], bool]
 MAX_CASES, LARGEST, SECONDS = 20_000, 1 << 24, 60.0
 _DTYPES = {1: ("<f4", 4), 6: ("<i4", 5), 7: ("<i8", 7), 9: ("?", 5), 11: ("<f8", 10)}
 """The dtypes of tensors, and the field for their numbers."""
-_TOKEN = re.compile(r"[()]|;[^\n]*|[^\s()\[\];]*\[[^\[\]()]*\]|[^\s()\[\];]+|[\[\]]")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
-_VARIABLE = re.compile(r"([XY])(?:_(\d{1,8})|\[([\d\s,]{1,99})\])")
+_TOKEN = re.compile(r"(?a)[()]|;[^\n]*|[^\s()\[\];]*\[[^\[\]()]*\]|[^\s()\[\];]+|[\[\]]")
+_NUMBER = re.compile(r"(?a)[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
+_VARIABLE = re.compile(r"(?a)([XY])(?:_(\d{1,8})|\[([\d\s,]{1,99})\])")
 
 
 class Operator(NamedTuple):
@@ -161,8 +161,8 @@ def tensor(data: Any) -> tuple[str, Array]:
 def read_vnnlib(content: str) -> tuple[int, int, tuple[Query, ...]]:
     """Return the numbers of inputs and outputs in a VNN-LIB file, and its queries."""
     sizes: dict[str, Any] = {"X": (0,), "Y": (0,), "until": time.monotonic() + SECONDS}
-    if re.search(r"\r(?!\n)", content):
-        raise FormatError("a line ends with CR alone, where a comment may end or go on")
+    if re.search(r"\r(?!\n)|[\v\f\x1c-\x1e\x85\u2028\u2029]", content):
+        raise FormatError("a line ends otherwise than with LF, and a comment may end there or not")
     words = (word for word in _TOKEN.findall(content) if word[0] != ";")
     lists = "".join({"(": "[", ")": "],"}.get(word) or f"{json.dumps(word)}," for word in words)
     common, cases, form = list[Row](), [list[Row]()], ["a list of forms in parentheses"]
