@@ -28,7 +28,7 @@ BUDGETS = {
     "_ops": 4_650,
     "_parallel": 2_280,
     "_plan": 5_750,
-    "_proofs": 8_920,  # ONNX files are lowered twice, and compared with their execution
+    "_proofs": 8_960,  # ONNX files are lowered twice, and compared; sizes before allocation
     "_report": 1_860,
     "_testing": 600,
     "_train": 6_205,  # resuming compares functions and data; processes of PyTorch; scaled losses
