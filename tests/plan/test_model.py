@@ -16,10 +16,11 @@ from safetensors.torch import save_file
 
 from anydevice import ConfigurationError, TransferError, estimate_inference
 from anydevice._core.files import PlainFile
+from anydevice._formats.quantized import BLOCK_TYPES, unpack_blocks
 from anydevice._formats.quantized_folder import READERS, QuantizedTensor, quantized_tensors
 from anydevice._formats.safetensors import read_header
 from anydevice._plan.model import shape_of
-from anydevice._plan.quantization import _FORMATS, quantization_of
+from anydevice._plan.quantization import _FORMATS, BLOCK_BITS, quantization_of
 from tests.plan.test_estimates import LLAMA
 
 MATRICES = {
@@ -80,7 +81,7 @@ def test_files_beside_a_config_tell_what_the_config_cannot(tmp_path: Path) -> No
         estimate_inference(tmp_path, context=32)
     config.write_text(json.dumps(LLAMA))  # known exactly: what transformers will allocate
     assert estimate_inference(tmp_path, context=32).exact
-    quantized = {**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    quantized = {**LLAMA, "quantization_config": {"quant_method": "hqq", "bits": 4}}
     config.write_text(json.dumps(quantized))
     assert estimate_inference(tmp_path, context=32).weights == estimate.weights
 
@@ -196,6 +197,15 @@ def test_formats_that_are_not_read_are_counted_by_their_bits() -> None:
     found = quantization_of({"quant_method": "compressed-tensors", **two}, "test")
     assert found is not None
     assert "first group" in found.assumed[0]
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+def test_blocks_of_gguf_are_counted_as_they_are_kept(kind: str) -> None:
+    block = BLOCK_TYPES[kind]
+    weight = unpack_blocks(kind, np.zeros(block.bytes, np.uint8), (1, block.columns))
+    kept = sum(array.nbytes for array in weight.arrays.values())
+    assert kept * 8 == BLOCK_BITS[kind] * block.columns
+    assert BLOCK_BITS.keys() == BLOCK_TYPES.keys()
 
 
 def test_every_format_that_is_read_is_counted() -> None:

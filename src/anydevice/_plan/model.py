@@ -226,7 +226,7 @@ def _with_blocks(shape: ModelShape, config: ModelConfig) -> ModelShape:
     tensors, schemes = [], Counter[str]()
     for own, sizes, kind in config.tensors:
         name = names.get(own, own.replace("blk.", "layers."))
-        held = BLOCK_BITS.get(kind) if len(sizes) > 1 and "ffn_gate_inp" not in name else None
+        held = BLOCK_BITS.get(kind) if len(sizes) > 1 and "ffn_gate_inp." not in name else None
         if name.startswith("rope_"):
             continue
         stored = int(prod(sizes) * (held or as_dtype(shape.dtype).bits) // 8)

@@ -27,6 +27,11 @@ BLOCK_BITS = {
 
 SCHEMES = {"q8_0": 8.5, "q4_k": 4.625, "q4_0": 4.5, "fp8": 8.0}
 """Schemes to quantize to while loading, and their bits of a weight."""
+OFFERED = {
+    "q8_0": "8.5 bits a weight, and hardly another text than in 16 bits",
+    "q4_k": "4.6 bits a weight, and somewhat worse texts; small models lose the most",
+}
+"""The schemes that a plan offers, the mildest first, with their price."""
 WEIGHTS = ("stored", "float", *SCHEMES)
 """How weights may be kept: as they are stored, unpacked, or quantized."""
 
