@@ -386,7 +386,7 @@ def test_bos_is_added_where_the_file_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "metadata",
     [
-        {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a"]},
+        {"tokenizer.ggml.model": "t5", "tokenizer.ggml.tokens": ["a"]},
         {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "never-heard-of"},
         {"tokenizer.ggml.model": "gpt2"},
         {},

@@ -130,8 +130,12 @@ def load_joined(
     if device.engine is None:
         raise not_driven(device)
     loaded: dict[Key, Any] = dict.fromkeys(arrays)
+
+    def total() -> int:
+        return sum(joined.nbytes for joined in arrays.values())
+
     try:
-        with _progress(arrays, progress) as advance, OpenFiles() as files:
+        with progress_in_bytes(total, progress, "loading weights") as advance, OpenFiles() as files:
             if opened is not None:
                 files.adopt(opened)
             engine = registry.load(device.engine)
@@ -162,24 +166,26 @@ def _float_dtype(dtype: object) -> DType | None:
 
 
 @contextmanager
-def _progress(arrays: Mapping[Any, Joined], wanted: bool | None) -> Iterator[Advance]:
+def progress_in_bytes(
+    count: Callable[[], int], wanted: bool | None, doing: str
+) -> Iterator[Advance]:
     """Show a bar on a terminal or in a notebook; yields a function that takes newly read bytes.
 
-    It appears at once if `wanted` is true or much is loaded, else after a second; never if false.
+    `count` returns the bytes of all. The bar appears at once if `wanted` is true or much is read, else after a second; never if false.
     """
     shown = wanted is not False and sys.stderr is not None and sys.stderr.isatty()
     notebook = wanted is not False and is_loaded("IPython") and in_notebook()
     if not shown and not notebook:
         yield lambda size: None
         return
-    total = sum(joined.nbytes for joined in arrays.values())
+    total = count()
     delay = 0.0 if wanted or total > LARGE else SLOW
     done = 0
 
     def advance(size: int) -> None:
         nonlocal done
         done += size
-        bar.tell(done, total, "loading weights")
+        bar.tell(done, total, doing)
 
     with ProgressBar(
         sys.stderr if shown else None, in_bytes=True, delay=delay, notebook=notebook

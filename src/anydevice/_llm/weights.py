@@ -87,9 +87,26 @@ def load_parameters(
     path = expanded(folder)
     if is_gguf_path(path):
         return load_parameters(read_gguf(path), description, device, dtype, progress=progress)
-    stored = {name: Segment(tensor) for name, tensor in read_model(path).items()}
-    stored = _by_usual_names(stored, description.tensor_names)
+    stored = _folder_tensors(path, description)
     return load_stored(stored, description, device, dtype, source=path, progress=progress)
+
+
+def _folder_tensors(path: Path, description: Description) -> dict[str, Segment]:
+    stored = {name: Segment(tensor) for name, tensor in read_model(path).items()}
+    return _by_usual_names(stored, description.tensor_names)
+
+
+def decoder_tensors(path: Path, description: Description) -> dict[str, Segment]:
+    """Return the tensors of a folder that a decoder consists of, by the names of Llama's files.
+
+    Raises as `load_parameters` does.
+    """
+    stored = _folder_tensors(path, description)
+    parts = [_parts(each, stored, "", path) for each in parameters_of(description)]
+    used = {part.tensor.name for several in parts for part in several}
+    left = {name for name, part in stored.items() if part.tensor.name not in used}
+    _refuse_left_over(left, stored, description)
+    return {name: part for name, part in stored.items() if name not in left}
 
 
 def _gguf_tensors(file: GgufFile, description: Description) -> dict[str, Segment]:
