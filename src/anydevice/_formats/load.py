@@ -171,7 +171,8 @@ def progress_in_bytes(
 ) -> Iterator[Advance]:
     """Show a bar on a terminal or in a notebook; yields a function that takes newly read bytes.
 
-    `count` returns the bytes of all. The bar appears at once if `wanted` is true or much is read, else after a second; never if false.
+    `count` returns the bytes of all. The bar appears at once if `wanted` is true or much is read,
+    else after a second; never if false.
     """
     shown = wanted is not False and sys.stderr is not None and sys.stderr.isatty()
     notebook = wanted is not False and is_loaded("IPython") and in_notebook()
