@@ -20,7 +20,7 @@ BUDGETS = {
     "_compile": 2_115,  # claims that were not proved are in the report
     "_core": 5_910,  # Intel GPUs, with Level Zero in the child; quantized weights
     "_engines": 11_590,  # torch.xpu beside torch.cuda; recomputation without PyTorch's compiler
-    "_formats": 1_950,
+    "_formats": 2_900,  # block types of GGUF; quantized folders, a reader for each method
     "_libraries": 5_580,  # with the proof and the watch of processes, group.py; ONNX Runtime
     "_llm": 4_650,
     "_machine": 8_965,  # requirements with their sources; the reader of Intel GPUs; the log

@@ -12,15 +12,21 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+import ml_dtypes
 import numpy as np
 
 from anydevice._arrays.stage import usable_cores
 from anydevice._core.files import PlainFile
 from anydevice._core.locks import side_by_side
-from anydevice._core.quantized import SUPER_BLOCK
+from anydevice._core.quantized import SUPER_BLOCK, QuantizedWeight
 from anydevice._core.record import Record
-from anydevice._formats.load import MOST_THREADS, Advance, Segment
-from anydevice._formats.quantized import BLOCK_TYPES, IQ4_NL_TABLE
+from anydevice._formats.load import MOST_THREADS, Advance, Quantizer, Segment
+from anydevice._formats.quantized import (
+    BLOCK_TYPES,
+    FLOAT8_TABLES,
+    IQ4_NL_TABLE,
+    unpack_blocks,
+)
 
 if TYPE_CHECKING:
     from anydevice._core.array import HostArray
@@ -218,7 +224,7 @@ def _iq4_nl(x: HostArray) -> list[HostArray]:
     return [_halves(scale), _merge(codes, 16, 4)]
 
 
-class Quantizer(Record):
+class BlockQuantizer(Record):
     """The elements that share a scale, and how blocks (block, n) of them become parts of bytes."""
 
     block: int
@@ -226,17 +232,17 @@ class Quantizer(Record):
 
 
 QUANTIZERS = {
-    "Q8_0": Quantizer(32, _q8_0),
-    "Q4_0": Quantizer(32, partial(_small, bits=4, affine=False)),
-    "Q4_1": Quantizer(32, partial(_small, bits=4, affine=True)),
-    "Q5_0": Quantizer(32, partial(_small, bits=5, affine=False)),
-    "Q5_1": Quantizer(32, partial(_small, bits=5, affine=True)),
-    "Q2_K": Quantizer(16, partial(_k_affine, block=16, bits=2)),
-    "Q3_K": Quantizer(16, partial(_k_symmetric, bits=3)),
-    "Q4_K": Quantizer(32, partial(_k_affine, block=32, bits=4)),
-    "Q5_K": Quantizer(32, partial(_k_affine, block=32, bits=5)),
-    "Q6_K": Quantizer(16, partial(_k_symmetric, bits=6)),
-    "IQ4_NL": Quantizer(32, _iq4_nl),
+    "Q8_0": BlockQuantizer(32, _q8_0),
+    "Q4_0": BlockQuantizer(32, partial(_small, bits=4, affine=False)),
+    "Q4_1": BlockQuantizer(32, partial(_small, bits=4, affine=True)),
+    "Q5_0": BlockQuantizer(32, partial(_small, bits=5, affine=False)),
+    "Q5_1": BlockQuantizer(32, partial(_small, bits=5, affine=True)),
+    "Q2_K": BlockQuantizer(16, partial(_k_affine, block=16, bits=2)),
+    "Q3_K": BlockQuantizer(16, partial(_k_symmetric, bits=3)),
+    "Q4_K": BlockQuantizer(32, partial(_k_affine, block=32, bits=4)),
+    "Q5_K": BlockQuantizer(32, partial(_k_affine, block=32, bits=5)),
+    "Q6_K": BlockQuantizer(16, partial(_k_symmetric, bits=6)),
+    "IQ4_NL": BlockQuantizer(32, _iq4_nl),
 }
 """GGUF's block types that are made, by their names there."""
 
@@ -254,12 +260,8 @@ def quantize_blocks(kind: str, x: HostArray) -> HostArray:
     return np.concatenate(chunks).reshape(-1)
 
 
-# --- stored tensors, chunk by chunk -----------------------------------------------------------
-
 FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL"}
 """The types instead of those with blocks of 256, for rows that are not a multiple of it."""
-_READ = 2**20
-"""Elements that one thread reads and quantizes at a time."""
 
 
 def fitting(kind: str, columns: int) -> str | None:
@@ -267,6 +269,36 @@ def fitting(kind: str, columns: int) -> str | None:
     if columns % BLOCK_TYPES[kind].columns:
         kind = FALLBACKS.get(kind, kind)
     return None if columns % BLOCK_TYPES[kind].columns else kind
+
+
+SCHEMES = (*[kind.lower() for kind in QUANTIZERS], "fp8")
+"""The schemes of weights that are made while a model is loaded."""
+
+
+def quantizer_of(scheme: str) -> Quantizer:
+    """Return the function that quantizes rows of float32, whose columns are whole blocks."""
+    return _quantize_fp8 if scheme == "fp8" else partial(_quantize_rows, scheme.upper())
+
+
+def _quantize_rows(kind: str, rows: HostArray) -> QuantizedWeight:
+    return unpack_blocks(kind, quantize_blocks(kind, rows), rows.shape)
+
+
+def _quantize_fp8(rows: HostArray) -> QuantizedWeight:
+    """Scale each row so that its largest number is float8_e4m3fn's largest."""
+    scales = np.abs(rows).max(-1, keepdims=True) / np.float32(_LARGEST_FP8)
+    with np.errstate(all="ignore"):
+        codes = (rows * _inverse(scales)).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    table = FLOAT8_TABLES["float8_e4m3fn"]
+    return QuantizedWeight("fp8", rows.shape, 8, rows.shape[-1], codes, scales, table=table)
+
+
+_LARGEST_FP8 = 448
+
+# --- stored tensors, chunk by chunk -----------------------------------------------------------
+
+_READ = 2**20
+"""Elements that one thread reads and quantizes at a time."""
 
 
 def encode(part: Segment, kind: str, file: PlainFile, advance: Advance) -> Iterator[HostArray]:
@@ -289,9 +321,7 @@ def encode(part: Segment, kind: str, file: PlainFile, advance: Advance) -> Itera
             tensor.read(file, numbers, first)
         else:
             numbers = whole[first : first + size]
-        limit = np.finfo(np.float32 if kind == "F32" else np.float16).max
-        if not max(numbers.max(), -numbers.min()) <= limit:  # NaN is not, either
-            raise tensor.error(f"it holds NaN, or numbers that {kind} cannot")
+        tensor.check_numbers(numbers, kind, np.float32 if kind == "F32" else np.float16)
         advance(size * tensor.nbytes // part.size)
         if kind in ("F32", "F16"):
             return numbers.astype(np.float16 if kind == "F16" else np.float32).view(np.uint8)

@@ -23,6 +23,15 @@ IQ4_NL_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69,
 FP4_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """The numbers of e2m1, doubled, so that they are integers; scales are halved."""
 
+FLOAT8_TABLES: dict[str, tuple[float, ...]] = {
+    name: tuple(np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32).tolist())
+    for name, dtype in (
+        ("float8_e4m3fn", ml_dtypes.float8_e4m3fn),
+        ("float8_e5m2", ml_dtypes.float8_e5m2),
+    )
+}
+"""The number of each byte of a float8, by the name of the dtype."""
+
 
 def pack_codes(codes: HostArray, bits: int) -> tuple[HostArray, HostArray | None]:
     """Pack codes (…, columns) of uint8; return their low bits, and their high bits if any.
@@ -38,7 +47,7 @@ def _pack(codes: HostArray, bits: int) -> Any:
     """Pack codes of 1, 2, 4 or 8 bits into bytes, the first in the lowest bits; None for 0 bits."""
     if bits in (0, 8):
         return codes if bits else None
-    packed = codes[..., :: 8 // bits].copy()
+    packed: HostArray = codes[..., :: 8 // bits].copy()
     for place in range(1, 8 // bits):
         packed |= codes[..., place :: 8 // bits] << (place * bits)
     return packed
@@ -60,19 +69,32 @@ def _unpack(packed: Any, bits: int) -> HostArray:
     return codes.reshape(*packed.shape[:-1], -1)
 
 
+def unpack_stream(raw: HostArray, bits: int) -> HostArray:
+    """Return the codes that lie in bytes (…, bytes) without gaps, the first in the lowest bits.
+
+    >>> unpack_stream(np.array([0b10_001_000, 0b1_100_011_0], 'uint8'), 3).tolist()[:5]
+    [0, 1, 2, 3, 4]
+    """
+    if 8 % bits == 0:
+        return _unpack(raw, bits)
+    planes: HostArray = np.unpackbits(raw, axis=-1, bitorder="little")
+    planes = planes[..., : planes.shape[-1] // bits * bits].reshape(*raw.shape[:-1], -1, bits)
+    return np.packbits(planes, axis=-1, bitorder="little")[..., 0]
+
+
 def block_scales(weight: QuantizedWeight) -> tuple[HostArray, HostArray | None]:
     """Return the scale and the minimum of each block in float32, of a weight with NumPy arrays."""
-    scales = _multiplied(weight.scales, weight.super_scales)
+    scales = _multiply(weight.scales, weight.super_scales)
     if weight.minimums is None:
         return scales, None
-    return scales, _multiplied(weight.minimums, weight.super_minimums)
+    return scales, _multiply(weight.minimums, weight.super_minimums)
 
 
-def _multiplied(values: Any, factors: Any) -> HostArray:
+def _multiply(values: Any, factors: Any) -> HostArray:
     wide: HostArray = np.asarray(values).astype(np.float32)
     if factors is None:
         return wide
-    grouped = wide.reshape(*factors.shape, -1) * factors.astype(np.float32)[..., None]
+    grouped: HostArray = wide.reshape(*factors.shape, -1) * factors.astype(np.float32)[..., None]
     return grouped.reshape(wide.shape)
 
 
