@@ -264,11 +264,11 @@ FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "Q2_K": "IQ4_NL", "
 """The types instead of those with blocks of 256, for rows that are not a multiple of it."""
 
 
-def fitting(kind: str, columns: int) -> str | None:
-    """Return the type, or the one instead of it, for rows of this length; `None` if none fits."""
+def fitting(kind: str, columns: int) -> str:
+    """Return the type, or the one instead of it, for rows of this length; "" if none fits."""
     if columns % BLOCK_TYPES[kind].columns:
         kind = FALLBACKS.get(kind, kind)
-    return None if columns % BLOCK_TYPES[kind].columns else kind
+    return "" if columns % BLOCK_TYPES[kind].columns else kind
 
 
 SCHEMES = (*[kind.lower() for kind in QUANTIZERS], "fp8")

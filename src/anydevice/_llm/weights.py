@@ -119,23 +119,30 @@ def weights_option(choice: str, description: Description) -> Weights:
     if choice in ("stored", "float"):
         return Weights(stored=choice == "stored")
     head: TreePath = ("embedding",) if description.tied else ("head", "weight")
-    others: set[str] = set()
+
+    def scheme(path: TreePath, shape: Shape) -> str:
+        if shape[0] == 1:
+            return ""
+        if choice == "fp8":
+            return choice
+        fine = path == head and choice != "q8_0"
+        return fitting("Q6_K" if fine else choice.upper(), shape[-1]).lower()
+
+    others: dict[tuple[int, str], TreePath] = {}
+    for each in parameters_of(description):
+        other = scheme(each.path, each.shape)
+        if each.quantizable and each.shape[0] > 1 and other not in (choice, "q6_k"):
+            others.setdefault((each.shape[-1], other or "left in floating point"), each.path)
+    if others:
+        rows = [
+            f"those of {size} numbers, such as {'.'.join(map(str, path))}, are {kind}"
+            for (size, kind), path in others.items()
+        ]
+        warn(f"some rows are not whole blocks of {choice}: {'; '.join(rows)}")
 
     def quantizer(path: TreePath, shape: Shape) -> Quantizer | None:
-        if shape[0] == 1 or choice == "fp8":
-            return None if shape[0] == 1 else quantizer_of(choice)
-        kind = choice.upper()
-        if path == head and kind != "Q8_0":
-            kind = "Q6_K"
-        scheme = fitting(kind, shape[-1])
-        if scheme != kind and scheme not in others:
-            others.add(scheme or "")
-            warn(
-                f"rows of {shape[-1]} numbers are not whole blocks of {kind.lower()}: such "
-                f"matrices, for example {'.'.join(map(str, path))}, "
-                + (f"are {scheme.lower()}" if scheme else "stay in floating point")
-            )
-        return None if scheme is None else quantizer_of(scheme.lower())
+        name = scheme(path, shape)
+        return quantizer_of(name) if name else None
 
     return Weights(stored=False, quantizer=quantizer)
 
