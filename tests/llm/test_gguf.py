@@ -221,7 +221,7 @@ def test_a_plan_of_a_file_is_that_of_the_folder(tmp_path: Path) -> None:
     in_scheme = shape_of(folder, weights="q8_0")
     assert in_scheme.quantization == shape_of(file).quantization == "q8_0"
     assert abs(in_scheme.weight_bytes / shape_of(file).weight_bytes - 1) < 0.03
-    assert shape_of(file, weights="q4_0") == shape_of(file), "what is quantized stays as it is"
+    assert shape_of(file, weights="q4_0").weight_bytes < 0.6 * shape_of(file).weight_bytes
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_bos_is_added_where_the_file_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "metadata",
     [
-        {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a"]},
+        {"tokenizer.ggml.model": "t5", "tokenizer.ggml.tokens": ["a"]},
         {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "never-heard-of"},
         {"tokenizer.ggml.model": "gpt2"},
         {},

@@ -16,11 +16,12 @@ from safetensors.torch import save_file
 
 from anydevice import ConfigurationError, TransferError, estimate_inference
 from anydevice._core.files import PlainFile
+from anydevice._formats import quantize
 from anydevice._formats.quantized import BLOCK_TYPES, unpack_blocks
 from anydevice._formats.quantized_folder import READERS, QuantizedTensor, quantized_tensors
 from anydevice._formats.safetensors import read_header
 from anydevice._plan.model import shape_of
-from anydevice._plan.quantization import _FORMATS, BLOCK_BITS, quantization_of
+from anydevice._plan.quantization import _FORMATS, BLOCK_BITS, SCHEMES, quantization_of
 from tests.plan.test_estimates import LLAMA
 
 MATRICES = {
@@ -206,6 +207,7 @@ def test_blocks_of_gguf_are_counted_as_they_are_kept(kind: str) -> None:
     kept = sum(array.nbytes for array in weight.arrays.values())
     assert kept * 8 == BLOCK_BITS[kind] * block.columns
     assert BLOCK_BITS.keys() == BLOCK_TYPES.keys()
+    assert set(SCHEMES) == set(quantize.SCHEMES)
 
 
 def test_every_format_that_is_read_is_counted() -> None:

@@ -27,7 +27,7 @@ from anydevice._core.hooks import is_loaded
 from anydevice._core.locks import side_by_side
 from anydevice._core.progress import ProgressBar, in_notebook
 from anydevice._core.quantized import QuantizedWeight
-from anydevice._core.record import Record
+from anydevice._core.record import Record, replace
 from anydevice._core.text import shortened
 from anydevice._formats.safetensors import (
     Header,
@@ -131,8 +131,12 @@ def load_joined(
     if device.engine is None:
         raise not_driven(device)
     loaded: dict[Key, Any] = dict.fromkeys(arrays)
+
+    def total() -> int:
+        return sum(part.nbytes for stored in arrays.values() for part in _parts(stored))
+
     try:
-        with _progress(arrays, progress) as advance, OpenFiles() as files:
+        with progress_in_bytes(total, progress, "loading weights") as advance, OpenFiles() as files:
             if opened is not None:
                 files.adopt(opened)
             engine = registry.load(device.engine)
@@ -167,24 +171,27 @@ def _float_dtype(dtype: object) -> DType | None:
 
 
 @contextmanager
-def _progress(arrays: Mapping[Any, Stored], wanted: bool | None) -> Iterator[Advance]:
+def progress_in_bytes(
+    count: Callable[[], int], wanted: bool | None, doing: str
+) -> Iterator[Advance]:
     """Show a bar on a terminal or in a notebook; yields a function that takes newly read bytes.
 
-    It appears at once if `wanted` is true or much is loaded, else after a second; never if false.
+    `count` returns the bytes of all. The bar appears at once if `wanted` is true or much is read,
+    else after a second; never if false.
     """
     shown = wanted is not False and sys.stderr is not None and sys.stderr.isatty()
     notebook = wanted is not False and is_loaded("IPython") and in_notebook()
     if not shown and not notebook:
         yield lambda size: None
         return
-    total = sum(part.nbytes for stored in arrays.values() for part in _parts(stored))
+    total = count()
     delay = 0.0 if wanted or total > LARGE else SLOW
     done = 0
 
     def advance(size: int) -> None:
         nonlocal done
         done += size
-        bar.tell(done, total, "loading weights")
+        bar.tell(done, total, doing)
 
     with ProgressBar(
         sys.stderr if shown else None, in_bytes=True, delay=delay, notebook=notebook
@@ -244,7 +251,8 @@ class Packed(Record):
             return self._read_whole(files, advance)
         rows, columns = prod(self.shape[:-1]), self.shape[-1]
         works, start, step = _Works(), 0, max(1, CHUNK // (4 * columns))
-        first = self._rows(self.parts[0], files.of(self.parts[0].tensor), 0, 1)
+        sample = replace(self.parts[0], arrange=None)
+        first = self._rows(sample, files.of(sample.tensor), 0, 1)
         arrays = {n: np.empty((rows, x.shape[-1]), x.dtype) for n, x in first.arrays.items()}
         for part in self.parts:
             count, file = part.size // columns, files.of(part.tensor)
@@ -252,7 +260,8 @@ class Packed(Record):
             order = np.arange(count)
             if part.arrange is not None and self.quantizer is None:  # it reorders rows
                 order = np.argsort(part.arrange(order[:, None])[:, 0])
-            stride = step if part.arrange is None or self.quantizer is None else count
+            whole = part.tensor.whole or (part.arrange is not None and self.quantizer is not None)
+            stride = count if whole else step
             for at in range(0, count, stride):
                 end = min(count, at + stride)
                 fill = partial(self._fill, part, file, at, end)
@@ -308,6 +317,7 @@ class Packed(Record):
             part.tensor.read(file, numbers.reshape(-1), start * columns)
         else:
             _read_part(part, file, numbers.reshape(-1), lambda size: None)
+        part.tensor.check_numbers(numbers, "a quantized weight", np.float16)
         return self.quantizer(numbers)
 
 

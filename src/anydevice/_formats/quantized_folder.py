@@ -83,8 +83,8 @@ class QuantizedTensor(StoredTensor):
         self._scales(file, widen)
 
     def read(self, file: PlainFile, target: Any, first: int) -> None:
-        assert first == 0, "it is read as a whole"
-        self.convert(dequantize(self.unpack(file, widen=True)).reshape(-1), target)
+        numbers = dequantize(self.unpack(file, widen=True)).reshape(-1)
+        self.convert(numbers[first : first + target.size], target)
 
     def blocks(self, file: PlainFile, first: int, shape: tuple[int, int]) -> QuantizedWeight:
         """Return the whole weight."""

@@ -105,6 +105,13 @@ class StoredTensor(Record):
                 f"it holds numbers that {target.dtype} cannot; load it as {self.dtype}"
             )
 
+    def check_numbers(self, numbers: Any, kind: str, dtype: Any) -> None:
+        """Raise if a number is NaN, or too large for `dtype`, in which `kind` has its scales."""
+        import numpy as np
+
+        if not max(numbers.max(), -numbers.min()) <= np.finfo(dtype).max:
+            raise self.error(f"it holds NaN, or numbers that {kind} cannot; download it again")
+
     def error(self, problem: str) -> TransferError:
         """Return the error for a tensor that cannot be loaded."""
         name = shortened(self.name)

@@ -24,7 +24,7 @@ from anydevice._llm.sampling import GenerationOptions, Sampling, generation_opti
 from anydevice._llm.template import refuse_images
 from anydevice._llm.text import TextStream
 from anydevice._llm.tokenizer import CONFIG, GENERATION, TOKENIZER, Tokenizer, read_values
-from anydevice._llm.weights import Weights, load_parameters, runnable_dtype
+from anydevice._llm.weights import load_parameters, runnable_dtype, weights_option
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
 from anydevice._plan.config import (
@@ -41,9 +41,6 @@ from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedEr
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message] | Sequence[int]
 """A text to continue, a conversation, or tokens."""
-
-WEIGHTS = ("stored", "float")
-"""How `load` takes quantized weights: as they are stored, or unpacked."""
 
 CPU_ENGINES = ("jax", "torch", "mlx")
 """Engines preferred to NumPy on a CPU by default. They are about equally fast on an idle machine;
@@ -130,8 +127,9 @@ def load(
     fits. Memory is planned before anything is loaded.
 
     With `weights="stored"`, quantized weights stay as the files have them, and `dtype` is that of
-    everything else; `"float"` unpacks them into `dtype`. With `activations="exact"`, activations
-    are never quantized, however much faster that would be.
+    everything else; `"float"` unpacks them into `dtype`. A scheme, such as "q8_0", "q4_k" or "fp8",
+    quantizes the matrices while they are loaded, a few rows at a time. With `activations="exact"`,
+    activations are never quantized, however much faster that would be.
 
     A slow load shows its progress on a terminal and in a notebook; `progress=False` turns that off,
     `progress=True` shows it from the start.
@@ -148,13 +146,13 @@ def load(
             f"{path} is an adapter, which changes the weights of a model; merge both with peft "
             "(merge_and_unload, then save_pretrained), and load what it saves"
         )
-    kept = Weights(stored=checks.one_of("weights", weights, WEIGHTS) == "stored")
     if activations is not None:
         checks.one_of("activations", activations, ("exact",))
     target = one_device(device)
     file = read_gguf(path) if is_gguf_path(path) else None
     config = read_config(path) if file is None else gguf_config(file)
     description = describe(config)  # a model that cannot be run needs no plan
+    kept = weights_option(weights, description)
     if dtype is not None:
         dtype = runnable_dtype(dtype).name
     limit = _context(context, config.optional("longest_context"))
@@ -570,7 +568,7 @@ def _plan(
     advice = [
         f"{option.change}={option.value!r}"
         for option in plan.alternatives
-        if option.change in ("context", "dtype") or option.value in WEIGHTS
+        if option.change in ("context", "dtype", "weights")
     ]
     elsewhere = plan_inference(files, context=context, **options)
     if elsewhere.device not in (None, device):

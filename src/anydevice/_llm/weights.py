@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 
 from anydevice import _ops as ops
+from anydevice._core import checks
 from anydevice._core.array import Array
 from anydevice._core.device import Device, not_driven
 from anydevice._core.dtypes import DTYPES, DType, as_dtype
 from anydevice._core.files import expanded
 from anydevice._core.record import Record, replace
-from anydevice._core.text import shortened
+from anydevice._core.text import shortened, warn
 from anydevice._formats.gguf import GgufFile, named_tensors, read_gguf
 from anydevice._formats.load import (
     Joined,
@@ -34,6 +35,7 @@ from anydevice._formats.load import (
     Stored,
     load_joined,
 )
+from anydevice._formats.quantize import SCHEMES, fitting, quantizer_of
 from anydevice._formats.quantized_folder import QuantizedTensor, quantized_tensors
 from anydevice._formats.safetensors import StoredTensor, read_model
 from anydevice._llm.description import Description, LayerDescription, Routing
@@ -117,6 +119,44 @@ class Weights(Record):
 AS_STORED = Weights()
 
 
+def weights_option(choice: str, description: Description) -> Weights:
+    """Return how matrices are loaded: "stored", "float", or quantized with a scheme.
+
+    A matrix whose rows are not whole blocks of the scheme gets another one, or stays in floating
+    point; a warning says so once. With 6 bits and fewer, the head has a scheme of 6 bits or more.
+    """
+    checks.one_of("weights", choice, ("stored", "float", *SCHEMES))
+    if choice in ("stored", "float"):
+        return Weights(stored=choice == "stored")
+    head: TreePath = ("embedding",) if description.tied else ("head", "weight")
+
+    def scheme(path: TreePath, shape: Shape) -> str:
+        if shape[0] == 1:
+            return ""
+        if choice == "fp8":
+            return choice
+        fine = path == head and choice != "q8_0"
+        return fitting("Q6_K" if fine else choice.upper(), shape[-1]).lower()
+
+    others: dict[tuple[int, str], TreePath] = {}
+    for each in parameters_of(description):
+        other = scheme(each.path, each.shape)
+        if each.quantizable and each.shape[0] > 1 and other not in (choice, "q6_k"):
+            others.setdefault((each.shape[-1], other or "left in floating point"), each.path)
+    if others:
+        rows = [
+            f"those of {size} numbers, such as {'.'.join(map(str, path))}, are {kind}"
+            for (size, kind), path in others.items()
+        ]
+        warn(f"some rows are not whole blocks of {choice}: {'; '.join(rows)}")
+
+    def quantizer(path: TreePath, shape: Shape) -> Quantizer | None:
+        name = scheme(path, shape)
+        return quantizer_of(name) if name else None
+
+    return Weights(stored=False, quantizer=quantizer)
+
+
 def load_parameters(
     folder: str | Path | GgufFile,
     description: Description,
@@ -166,6 +206,19 @@ def _check_scales(stored: Iterable[Segment], *, widen: bool) -> None:
         for part in stored:
             if isinstance(part.tensor, QuantizedTensor):
                 part.tensor.check(files.of(part.tensor), widen=widen)
+
+
+def decoder_tensors(path: Path, description: Description) -> dict[str, Segment]:
+    """Return the tensors of a folder that a decoder consists of, by the names of Llama's files.
+
+    Raises as `load_parameters` does.
+    """
+    stored = _folder_tensors(path, description)
+    parts = [_parts(each, stored, "", path) for each in parameters_of(description)]
+    used = {part.tensor.name for several in parts for part in several}
+    left = {name for name, part in stored.items() if part.tensor.name not in used}
+    _refuse_left_over(left, stored, description)
+    return {name: part for name, part in stored.items() if name not in left}
 
 
 def _gguf_tensors(file: GgufFile, description: Description) -> dict[str, Segment]:

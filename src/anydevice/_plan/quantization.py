@@ -25,8 +25,8 @@ BLOCK_BITS = {
 }  # fmt: skip
 """Bits of a weight in memory, scales included, by GGUF's name of its type."""
 
-SCHEMES = {"q8_0": 8.5, "q4_k": 4.625, "q4_0": 4.5, "fp8": 8.0}
-"""Schemes to quantize to while loading, and their bits of a weight."""
+SCHEMES = {k.lower(): x for k, x in BLOCK_BITS.items() if k not in ("IQ4_XS", "MXFP4")} | {"fp8": 8}
+"""Schemes of weights that are made while a model is loaded, and their bits of a weight."""
 OFFERED = {
     "q8_0": "8.5 bits a weight, and hardly another text than in 16 bits",
     "q4_k": "4.6 bits a weight, and somewhat worse texts; small models lose the most",
@@ -263,21 +263,23 @@ def quantized(shape: ModelShape, name: str) -> ModelShape:
 
 
 def in_scheme(shape: ModelShape, scheme: str) -> ModelShape:
-    """Return the shape with its floating-point weights quantized to one of `SCHEMES`."""
-    if shape.quantization is not None:
-        return shape
+    """Return the shape with its weights quantized to one of `SCHEMES`, and the head as it is then.
+
+    With 6 bits and fewer, the head, or the embedding that stands for it, has 6 bits.
+    """
     bits = SCHEMES[scheme]
+    fine = SCHEMES["q6_k"] if scheme not in ("q8_0", "fp8") else bits
 
-    def size(weights: int, stored: int) -> int:
-        return min(stored, int(weights * bits / 8))
+    def size(weights: int, each: float) -> int:
+        return int(weights * each / 8)
 
-    pairs = zip(shape.layer_weights, shape.layer_bytes, strict=True)
+    tied = shape.tied_embeddings
     note = f"weights quantized to {scheme} are counted with {bits:g} bits each, scales included"
     return replace(
         shape,
-        layer_bytes=tuple(size(*pair) for pair in pairs),
-        embedding_bytes=size(shape.embedding_parameters, shape.embedding_bytes),
-        head_bytes=size(shape.head_parameters, shape.head_bytes),
+        layer_bytes=tuple(size(weights, bits) for weights in shape.layer_weights),
+        embedding_bytes=size(shape.embedding_parameters, fine if tied else bits),
+        head_bytes=size(shape.head_parameters, fine),
         quantization=scheme,
         rounding=0,
         exact=False,
