@@ -27,7 +27,7 @@ from anydevice._core.hooks import is_loaded
 from anydevice._core.locks import side_by_side
 from anydevice._core.progress import ProgressBar, in_notebook
 from anydevice._core.quantized import QuantizedWeight
-from anydevice._core.record import Record
+from anydevice._core.record import Record, replace
 from anydevice._core.text import shortened
 from anydevice._formats.safetensors import (
     Header,
@@ -131,8 +131,12 @@ def load_joined(
     if device.engine is None:
         raise not_driven(device)
     loaded: dict[Key, Any] = dict.fromkeys(arrays)
+
+    def total() -> int:
+        return sum(part.nbytes for stored in arrays.values() for part in _parts(stored))
+
     try:
-        with _progress(arrays, progress) as advance, OpenFiles() as files:
+        with progress_in_bytes(total, progress, "loading weights") as advance, OpenFiles() as files:
             if opened is not None:
                 files.adopt(opened)
             engine = registry.load(device.engine)
@@ -167,24 +171,27 @@ def _float_dtype(dtype: object) -> DType | None:
 
 
 @contextmanager
-def _progress(arrays: Mapping[Any, Stored], wanted: bool | None) -> Iterator[Advance]:
+def progress_in_bytes(
+    count: Callable[[], int], wanted: bool | None, doing: str
+) -> Iterator[Advance]:
     """Show a bar on a terminal or in a notebook; yields a function that takes newly read bytes.
 
-    It appears at once if `wanted` is true or much is loaded, else after a second; never if false.
+    `count` returns the bytes of all. The bar appears at once if `wanted` is true or much is read,
+    else after a second; never if false.
     """
     shown = wanted is not False and sys.stderr is not None and sys.stderr.isatty()
     notebook = wanted is not False and is_loaded("IPython") and in_notebook()
     if not shown and not notebook:
         yield lambda size: None
         return
-    total = sum(part.nbytes for stored in arrays.values() for part in _parts(stored))
+    total = count()
     delay = 0.0 if wanted or total > LARGE else SLOW
     done = 0
 
     def advance(size: int) -> None:
         nonlocal done
         done += size
-        bar.tell(done, total, "loading weights")
+        bar.tell(done, total, doing)
 
     with ProgressBar(
         sys.stderr if shown else None, in_bytes=True, delay=delay, notebook=notebook
@@ -240,9 +247,12 @@ class Packed(Record):
 
     def read(self, files: OpenFiles, advance: Advance) -> QuantizedWeight:
         """Return the weight in host memory; several threads unpack it, some rows at a time."""
+        if self.parts[0].tensor.whole and self.quantizer is None:
+            return self._read_whole(files, advance)
         rows, columns = prod(self.shape[:-1]), self.shape[-1]
         works, start, step = _Works(), 0, max(1, CHUNK // (4 * columns))
-        first = self._rows(self.parts[0], files.of(self.parts[0].tensor), 0, 1)
+        sample = replace(self.parts[0], arrange=None)
+        first = self._rows(sample, files.of(sample.tensor), 0, 1)
         arrays = {n: np.empty((rows, x.shape[-1]), x.dtype) for n, x in first.arrays.items()}
         for part in self.parts:
             count, file = part.size // columns, files.of(part.tensor)
@@ -250,7 +260,8 @@ class Packed(Record):
             order = np.arange(count)
             if part.arrange is not None and self.quantizer is None:  # it reorders rows
                 order = np.argsort(part.arrange(order[:, None])[:, 0])
-            stride = step if part.arrange is None or self.quantizer is None else count
+            whole = part.tensor.whole or (part.arrange is not None and self.quantizer is not None)
+            stride = count if whole else step
             for at in range(0, count, stride):
                 end = min(count, at + stride)
                 fill = partial(self._fill, part, file, at, end)
@@ -259,6 +270,29 @@ class Packed(Record):
         threads = min(MOST_THREADS, usable_cores(), len(works.pending))
         side_by_side(*[works.do_all] * threads)
         return first.with_arrays(
+            {name: x.reshape(*self.shape[:-1], -1) for name, x in arrays.items()}, self.shape
+        )
+
+    def _read_whole(self, files: OpenFiles, advance: Advance) -> QuantizedWeight:
+        """Return the weight from parts that are unpacked as wholes, several at a time."""
+        works, weights = _Works(), dict[int, QuantizedWeight]()
+
+        def unpack(number: int, part: Segment, file: PlainFile) -> None:
+            weight = part.tensor.blocks(file, 0, (part.size // self.shape[-1], self.shape[-1]))
+            if part.arrange is not None:
+                arrays = {name: part.arrange(x) for name, x in weight.arrays.items()}
+                weight = weight.with_arrays(arrays)
+            weights[number] = weight
+            advance(part.tensor.nbytes)
+
+        for number, part in enumerate(self.parts):
+            works.pending.append(partial(unpack, number, part, files.of(part.tensor)))
+        side_by_side(*[works.do_all] * min(MOST_THREADS, usable_cores(), len(self.parts)))
+        parts: list[Mapping[str, Any]] = [weights[n].arrays for n in range(len(self.parts))]
+        arrays = parts[0]
+        if len(parts) > 1:
+            arrays = {name: np.concatenate([part[name] for part in parts]) for name in arrays}
+        return weights[0].with_arrays(
             {name: x.reshape(*self.shape[:-1], -1) for name, x in arrays.items()}, self.shape
         )
 
@@ -283,6 +317,7 @@ class Packed(Record):
             part.tensor.read(file, numbers.reshape(-1), start * columns)
         else:
             _read_part(part, file, numbers.reshape(-1), lambda size: None)
+        part.tensor.check_numbers(numbers, "a quantized weight", np.float16)
         return self.quantizer(numbers)
 
 
@@ -392,7 +427,7 @@ def _upload(joined: Joined, files: OpenFiles, ring: Ring, address: int, advance:
     straight: list[Piece] = []
     for part, start in zip(joined.parts, starts, strict=True):
         file = files.of(part.tensor)  # opened here, and not by several threads at once
-        if part.arrange is None:
+        if part.arrange is None and not part.tensor.whole:
             straight.append(Piece(start, address + start, part.size * width))
             continue
         host = np.empty(part.size, kind)
@@ -458,6 +493,7 @@ def _reading(
         yield partial(_read_part, part, file, flat, advance)
         return
     step = CHUNK // max(flat.itemsize, part.tensor.dtype.itemsize)
+    step = max(1, flat.size) if part.tensor.whole else step
     for first in range(0, flat.size, step):
         yield partial(_read_chunk, part, file, flat[first : first + step], first, advance)
 

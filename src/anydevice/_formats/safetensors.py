@@ -76,6 +76,11 @@ class StoredTensor(Record):
         """The scheme of its quantized weights; None if it is read as floating-point numbers."""
         return None
 
+    @property
+    def whole(self) -> bool:
+        """Whether it is read as a whole, because it is several tensors, or rows are spread."""
+        return False
+
     def blocks(self, file: PlainFile, first: int, shape: tuple[int, int]) -> QuantizedWeight:
         """Return rows of a tensor with a `scheme` as they are stored, from element `first` on."""
         raise NotImplementedError
@@ -99,6 +104,13 @@ class StoredTensor(Record):
             raise self.error(
                 f"it holds numbers that {target.dtype} cannot; load it as {self.dtype}"
             )
+
+    def check_numbers(self, numbers: Any, kind: str, dtype: Any) -> None:
+        """Raise if a number is NaN, or too large for `dtype`, in which `kind` has its scales."""
+        import numpy as np
+
+        if not max(numbers.max(), -numbers.min()) <= np.finfo(dtype).max:
+            raise self.error(f"it holds NaN, or numbers that {kind} cannot; download it again")
 
     def error(self, problem: str) -> TransferError:
         """Return the error for a tensor that cannot be loaded."""

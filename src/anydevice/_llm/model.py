@@ -24,7 +24,7 @@ from anydevice._llm.sampling import GenerationOptions, Sampling, generation_opti
 from anydevice._llm.template import refuse_images
 from anydevice._llm.text import TextStream
 from anydevice._llm.tokenizer import CONFIG, GENERATION, TOKENIZER, Tokenizer, read_values
-from anydevice._llm.weights import Weights, load_parameters, runnable_dtype
+from anydevice._llm.weights import load_parameters, runnable_dtype, weights_option
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
 from anydevice._plan.config import (
@@ -41,9 +41,6 @@ from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedEr
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message] | Sequence[int]
 """A text to continue, a conversation, or tokens."""
-
-WEIGHTS = ("stored", "float")
-"""How `load` takes quantized weights: as they are stored, or unpacked."""
 
 CPU_ENGINES = ("jax", "torch", "mlx")
 """Engines preferred to NumPy on a CPU by default. They are about equally fast on an idle machine;
@@ -130,8 +127,9 @@ def load(
     fits. Memory is planned before anything is loaded.
 
     With `weights="stored"`, quantized weights stay as the files have them, and `dtype` is that of
-    everything else; `"float"` unpacks them into `dtype`. With `activations="exact"`, activations
-    are never quantized, however much faster that would be.
+    everything else; `"float"` unpacks them into `dtype`. A scheme, such as "q8_0", "q4_k" or "fp8",
+    quantizes the matrices while they are loaded, a few rows at a time. With `activations="exact"`,
+    activations are never quantized, however much faster that would be.
 
     A slow load shows its progress on a terminal and in a notebook; `progress=False` turns that off,
     `progress=True` shows it from the start.
@@ -148,17 +146,18 @@ def load(
             f"{path} is an adapter, which changes the weights of a model; merge both with peft "
             "(merge_and_unload, then save_pretrained), and load what it saves"
         )
-    kept = Weights(stored=checks.one_of("weights", weights, WEIGHTS) == "stored")
     if activations is not None:
         checks.one_of("activations", activations, ("exact",))
     target = one_device(device)
     file = read_gguf(path) if is_gguf_path(path) else None
     config = read_config(path) if file is None else gguf_config(file)
     description = describe(config)  # a model that cannot be run needs no plan
+    kept = weights_option(weights, description)
     if dtype is not None:
         dtype = runnable_dtype(dtype).name
     limit = _context(context, config.optional("longest_context"))
-    plan = _plan(ModelFiles(path, config), target, dtype, limit, given=context is not None)
+    options = {"dtype": dtype, "weights": weights}
+    plan = _plan(ModelFiles(path, config), target, options, limit, given=context is not None)
     target = _with_fast_engine(target, plan.estimate.weights)
     if file is None:
         generation = read_values(path / GENERATION)
@@ -205,7 +204,9 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         estimate = self.plan.estimate
-        model = f"{self.name}: {format_count(estimate.parameters)} parameters in {self.dtype}"
+        kept = estimate.shape.quantization if estimate.shape else None
+        dtype = f"{kept} with {self.dtype}" if kept else self.dtype
+        model = f"{self.name}: {format_count(estimate.parameters)} parameters in {dtype}"
         where = f"on {self.device} ({self.device.engine})"
         return f"<{model}, {where}, context {self.context}, {format_size(estimate.total)}>"
 
@@ -549,12 +550,14 @@ def _with_fast_engine(device: Device, weights: int) -> Device:
     return device.served_by(engine, device.chosen_by, picked=True)
 
 
-def _plan(files: ModelFiles, device: Device, dtype: str | None, context: int, given: bool) -> Plan:
+def _plan(
+    files: ModelFiles, device: Device, own: Mapping[str, Any], context: int, given: bool
+) -> Plan:
     """Plan a model on a device, with a smaller context if the caller did not set one.
 
     Raises `OutOfMemoryError` if it does not fit, and says which options would.
     """
-    options = loading_options(device.kind == "cpu", dtype)
+    options = {**own, **loading_options(device.kind == "cpu", own["dtype"])}
     plan = plan_inference(files, device, context=context, **options)
     if plan.device == device or not plan.placements:  # no placements: its memory is unknown
         return plan
@@ -562,8 +565,11 @@ def _plan(files: ModelFiles, device: Device, dtype: str | None, context: int, gi
     if smaller and not given:
         return plan_inference(files, device, context=int(smaller[0].value), **options)
     needed, free = plan.estimate.total, plan.free
-    options_of_load = [x for x in plan.alternatives if x.change in ("context", "dtype")]
-    advice = [f"{option.change}={option.value!r}" for option in options_of_load]
+    advice = [
+        f"{option.change}={option.value!r}"
+        for option in plan.alternatives
+        if option.change in ("context", "dtype", "weights")
+    ]
     elsewhere = plan_inference(files, context=context, **options)
     if elsewhere.device not in (None, device):
         advice.append(f"device={str(elsewhere.device)!r}")

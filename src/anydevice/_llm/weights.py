@@ -8,7 +8,7 @@ are checked before anything large is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby, pairwise
 from math import prod
@@ -18,22 +18,34 @@ from typing import Any
 import numpy as np
 
 from anydevice import _ops as ops
+from anydevice._core import checks
 from anydevice._core.array import Array
 from anydevice._core.device import Device, not_driven
 from anydevice._core.dtypes import DTYPES, DType, as_dtype
 from anydevice._core.files import expanded
 from anydevice._core.record import Record, replace
-from anydevice._core.text import shortened
+from anydevice._core.text import shortened, warn
 from anydevice._formats.gguf import GgufFile, named_tensors, read_gguf
-from anydevice._formats.load import Joined, Packed, Quantizer, Segment, Stored, load_joined
-from anydevice._formats.safetensors import read_model
+from anydevice._formats.load import (
+    Joined,
+    OpenFiles,
+    Packed,
+    Quantizer,
+    Segment,
+    Stored,
+    load_joined,
+)
+from anydevice._formats.quantize import SCHEMES, fitting, quantizer_of
+from anydevice._formats.quantized_folder import QuantizedTensor, quantized_tensors
+from anydevice._formats.safetensors import StoredTensor, read_model
 from anydevice._llm.description import Description, LayerDescription, Routing
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
 from anydevice._nn.random_choice import folded_seed, mixed
 from anydevice._ops.dispatch import primitives
-from anydevice._plan.config import is_gguf_path
+from anydevice._plan.config import CONFIG_NAME, is_gguf_path, read_config
 from anydevice._plan.families import ARCHITECTURES
+from anydevice._plan.quantization import method_of, quantization_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
 _INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
@@ -107,6 +119,44 @@ class Weights(Record):
 AS_STORED = Weights()
 
 
+def weights_option(choice: str, description: Description) -> Weights:
+    """Return how matrices are loaded: "stored", "float", or quantized with a scheme.
+
+    A matrix whose rows are not whole blocks of the scheme gets another one, or stays in floating
+    point; a warning says so once. With 6 bits and fewer, the head has a scheme of 6 bits or more.
+    """
+    checks.one_of("weights", choice, ("stored", "float", *SCHEMES))
+    if choice in ("stored", "float"):
+        return Weights(stored=choice == "stored")
+    head: TreePath = ("embedding",) if description.tied else ("head", "weight")
+
+    def scheme(path: TreePath, shape: Shape) -> str:
+        if shape[0] == 1:
+            return ""
+        if choice == "fp8":
+            return choice
+        fine = path == head and choice != "q8_0"
+        return fitting("Q6_K" if fine else choice.upper(), shape[-1]).lower()
+
+    others: dict[tuple[int, str], TreePath] = {}
+    for each in parameters_of(description):
+        other = scheme(each.path, each.shape)
+        if each.quantizable and each.shape[0] > 1 and other not in (choice, "q6_k"):
+            others.setdefault((each.shape[-1], other or "left in floating point"), each.path)
+    if others:
+        rows = [
+            f"those of {size} numbers, such as {'.'.join(map(str, path))}, are {kind}"
+            for (size, kind), path in others.items()
+        ]
+        warn(f"some rows are not whole blocks of {choice}: {'; '.join(rows)}")
+
+    def quantizer(path: TreePath, shape: Shape) -> Quantizer | None:
+        name = scheme(path, shape)
+        return quantizer_of(name) if name else None
+
+    return Weights(stored=False, quantizer=quantizer)
+
+
 def load_parameters(
     folder: str | Path | GgufFile,
     description: Description,
@@ -132,9 +182,43 @@ def load_parameters(
     path = expanded(folder)
     if is_gguf_path(path):
         return load_parameters(read_gguf(path), description, device, dtype, **options)
-    stored = {name: Segment(tensor) for name, tensor in read_model(path).items()}
-    stored = _by_usual_names(stored, description.tensor_names)
+    stored = _folder_tensors(path, description)
+    _check_scales(stored.values(), widen=not weights.stored)
     return load_stored(stored, description, device, dtype, source=path, **options)
+
+
+def _folder_tensors(path: Path, description: Description) -> dict[str, Segment]:
+    """Return the tensors of a folder, of a quantized weight as one."""
+    entries = read_model(path)
+    tensors: Mapping[str, StoredTensor] = entries
+    config = path / CONFIG_NAME
+    settings = read_config(path).get("quantization_config") if config.is_file() else None
+    if settings:
+        quantization_of(settings, str(config))  # raises for invalid values
+        tensors = quantized_tensors(entries, method_of(settings), settings, config)
+    stored = {name: Segment(tensor) for name, tensor in tensors.items()}
+    return _by_usual_names(stored, description.tensor_names)
+
+
+def _check_scales(stored: Iterable[Segment], *, widen: bool) -> None:
+    """Raise for scales that are not finite or not supported, before anything large is read."""
+    with OpenFiles() as files:
+        for part in stored:
+            if isinstance(part.tensor, QuantizedTensor):
+                part.tensor.check(files.of(part.tensor), widen=widen)
+
+
+def decoder_tensors(path: Path, description: Description) -> dict[str, Segment]:
+    """Return the tensors of a folder that a decoder consists of, by the names of Llama's files.
+
+    Raises as `load_parameters` does.
+    """
+    stored = _folder_tensors(path, description)
+    parts = [_parts(each, stored, "", path) for each in parameters_of(description)]
+    used = {part.tensor.name for several in parts for part in several}
+    left = {name for name, part in stored.items() if part.tensor.name not in used}
+    _refuse_left_over(left, stored, description)
+    return {name: part for name, part in stored.items() if name not in left}
 
 
 def _gguf_tensors(file: GgufFile, description: Description) -> dict[str, Segment]:
@@ -438,6 +522,8 @@ def _experts(description: Description, routing: Routing) -> list[Parameter]:
             transposed = (shape[0], shape[2], shape[1])
             arrange = (lambda matrix: _separate_rows(matrix.T)) if gated else np.transpose
             ways.append(Way(((stacked, transposed),), arrange))
+            packed = ((f"{stacked}_blocks", shape),)
+            ways.append(Way(packed, _separate_rows if gated else None))
         else:
             ways.append(Way(((stacked, shape),)))
         parameters.append(Parameter(("experts", name), shape, tuple(ways)))
@@ -517,8 +603,9 @@ def _parts(
         dtype = tensor.dtype
         if dtype.kind != "float" or dtype.bits < 16:
             raise UnsupportedError(
-                f"{tensor.path}: the tensor {shortened(tensor.name)!r} is {dtype}: quantized "
-                "weights cannot be run; get the model in bfloat16, float16 or float32"
+                f"{tensor.path}: the tensor {shortened(tensor.name)!r} is {dtype}, and no "
+                f"quantization_config in {CONFIG_NAME} says how it is read; get the model with its "
+                "own config, or in bfloat16, float16 or float32"
             )
         if way.arrange is None:
             parts.append(stored[name])
@@ -532,8 +619,10 @@ _NOT_DECODER = re.compile(
     r"(^|\.)rotary_emb\.|\.attention\.(masked_)?bias$|\.attn\.(masked_)?bias$"
     r"|^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower"
     r"|patch_merger|vision_encoder|vision_adapter|vision_language_adapter|embed_vision)\."
+    r"|[._](input|output|activation|q|k|v|kv)_(scale|scale_ub|zero_point)$|\.weight_format$"
 )
-"""Tensors that do not belong to the decoder: frequency tables, vision and audio towers."""
+"""Tensors that do not belong to the decoder: frequency tables, vision and audio towers, and how to
+quantize activations, which stay as they are."""
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 

@@ -253,6 +253,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         **_biases("use_bias"), defaults={"head_dim": 128, "num_key_value_heads": 2, **TIED}
     ),
     "mistral": ModelFamily(
+        gguf=GgufSpec("llama", permuted=True),
         **_biases(False),
         forward=ForwardSpec(),
         defaults={"num_key_value_heads": 8, "sliding_window": 4096, **_FINE},
