@@ -15,6 +15,7 @@ import operator
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from types import ModuleType
@@ -25,9 +26,11 @@ import numpy as np
 from anydevice._core.checks import is_number
 from anydevice._core.dtypes import DTYPES, DType
 from anydevice._core.files import PlainFile, Stamp
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.record import Record, replace
 from anydevice._core.rope_scaling import frequencies
 from anydevice._core.text import install_command, shortened
+from anydevice._formats.quantized import BLOCK_TYPES, dequantize, unpack_blocks
 from anydevice._formats.safetensors import StoredTensor
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
@@ -59,20 +62,27 @@ class Packing(Record):
 PACKINGS = {
     0: Packing("F32", 1, 4),
     1: Packing("F16", 1, 2, DTYPES["float16"]),
-    2: Packing("Q4_0", 32, 18),
-    3: Packing("Q4_1", 32, 20),
-    8: Packing("Q8_0", 32, 34),
-    12: Packing("Q4_K", 256, 144),
-    13: Packing("Q5_K", 256, 176),
-    14: Packing("Q6_K", 256, 210),
     30: Packing("BF16", 1, 2, DTYPES["bfloat16"]),
 }
-"""The types of tensors that are read, by the format's number for them."""
-
-_OTHERS = {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 39: "MXFP4"}
-_OTHERS |= {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S"}
-_OTHERS |= {22: "IQ2_S", 23: "IQ4_XS"}
-_OTHERS |= {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M"}
+PACKINGS |= {
+    number: Packing(name, BLOCK_TYPES[name].columns, BLOCK_TYPES[name].bytes)
+    for number, name in {
+        2: "Q4_0",
+        3: "Q4_1",
+        6: "Q5_0",
+        7: "Q5_1",
+        8: "Q8_0",
+        10: "Q2_K",
+        11: "Q3_K",
+        12: "Q4_K",
+        13: "Q5_K",
+        14: "Q6_K",
+        20: "IQ4_NL",
+        23: "IQ4_XS",
+        39: "MXFP4",
+    }.items()
+}
+"""The types of tensors that are read without the package `gguf`, by the format's numbers."""
 
 
 class Strings(Sequence[str]):
@@ -113,15 +123,40 @@ class GgufTensor(StoredTensor):
     def read(self, file: PlainFile, target: Any, first: int) -> None:
         packing = self.packing
         blocks = -(-target.size // packing.elements)
-        raw = np.empty(blocks * packing.bytes, np.uint8)
-        file.read_into(raw.data, self.start + first // packing.elements * packing.bytes)
-        if packing.elements == 1:
-            values = raw.view(packing.dtype.numpy())
-        else:
-            gguf = gguf_package()
-            with np.errstate(all="ignore"):
-                values = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[packing.name])
+        with np.errstate(all="ignore"):
+            if packing.name in BLOCK_TYPES:
+                values = dequantize(self.blocks(file, first, (1, blocks * packing.elements)))[0]
+            else:
+                raw = self._bytes(file, first, blocks)
+                if packing.elements == 1:
+                    values = raw.view(packing.dtype.numpy())
+                else:
+                    gguf = gguf_package()
+                    values = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[packing.name])
         self.convert(values[: target.size], target)
+
+    @property
+    def scheme(self) -> str | None:
+        """The scheme of its quantized weights; None if it is read as floating-point numbers."""
+        return self.packing.name.lower() if self.packing.name in BLOCK_TYPES else None
+
+    def blocks(self, file: PlainFile, first: int, shape: tuple[int, int]) -> QuantizedWeight:
+        """Return rows of whole blocks as they are stored, from the element `first` on.
+
+        Raises `TransferError` for scales that are NaN or infinite.
+        """
+        raw = self._bytes(file, first, prod(shape) // self.packing.elements)
+        weight = unpack_blocks(self.packing.name, raw, shape)
+        for array in map(np.asarray, weight.arrays.values()):
+            if array.dtype.kind not in "iu" and not np.isfinite(array).all():
+                raise self.error(f"it has scales that are NaN or infinite; {_AGAIN}")
+        return weight
+
+    def _bytes(self, file: PlainFile, first: int, blocks: int) -> Any:
+        raw = np.empty(blocks * self.packing.bytes, np.uint8)
+        start = first // self.packing.elements * self.packing.bytes
+        file.read_into(raw.data, self.start + start)
+        return raw
 
     def as_matrix(self) -> GgufTensor:
         """Return a vector as a matrix of one row."""
@@ -315,13 +350,12 @@ def _tensors(
         what = f"the tensor {shortened(name)!r}"
         if name in tensors:
             raise _DamagedError(f"{what} occurs twice")
-        packing = PACKINGS.get(kind)
-        if packing is None:
-            known = ", ".join(row.name for row in PACKINGS.values())
-            called = _OTHERS.get(kind, f"number {kind}")
+        packing = _packing(kind)
+        if isinstance(packing, str):
             raise TransferError(
-                f"{file.path}: {what} has the type {called}, which is not read; "
-                f"types that are: {known}",
+                f"{file.path}: {what} has the type {packing}, which is not read; types that are: "
+                f"{', '.join(row.name for row in PACKINGS.values())}, and those that the package "
+                "gguf unpacks",
                 name,
             )
         if 0 in shape or prod(shape) >= 2**62 or shape[-1] % packing.elements or offset % alignment:
@@ -338,6 +372,27 @@ def _tensors(
             raise _DamagedError(f"the tensors {before!r} and {tensor.name!r} share bytes")
         reached, before = tensor.start + tensor.nbytes, tensor.name
     return tensors
+
+
+@lru_cache(maxsize=64)
+def _packing(kind: int) -> Packing | str:
+    """Return how tensors of a type are stored, or the type's name if nothing unpacks it.
+
+    The package `gguf` knows more types, which it unpacks into floating-point numbers.
+    """
+    if kind in PACKINGS:
+        return PACKINGS[kind]
+    gguf = gguf_package()
+    try:
+        theirs = gguf.GGMLQuantizationType(kind)
+    except ValueError:
+        return f"number {kind}"
+    elements, size = gguf.GGML_QUANT_SIZES[theirs]
+    try:
+        gguf.quants.dequantize(np.zeros(size, np.uint8), theirs)
+    except NotImplementedError:
+        return str(theirs.name)
+    return Packing(theirs.name, elements, size)
 
 
 def gguf_package() -> ModuleType:

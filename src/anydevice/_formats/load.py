@@ -26,6 +26,7 @@ from anydevice._core.files import PlainFile, expanded
 from anydevice._core.hooks import is_loaded
 from anydevice._core.locks import side_by_side
 from anydevice._core.progress import ProgressBar, in_notebook
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.record import Record
 from anydevice._core.text import shortened
 from anydevice._formats.safetensors import (
@@ -117,7 +118,7 @@ def load_file(
 
 
 def load_joined(
-    arrays: Mapping[Key, Joined],
+    arrays: Mapping[Key, Stored],
     device: Device,
     progress: bool | None = None,
     opened: PlainFile | None = None,
@@ -136,7 +137,11 @@ def load_joined(
                 files.adopt(opened)
             engine = registry.load(device.engine)
             for key in in_file_order(arrays):
-                loaded[key] = place(arrays[key], files, engine, device, advance)
+                stored = arrays[key]
+                if isinstance(stored, tuple):
+                    loaded[key] = tuple([place(s, files, engine, device, advance) for s in stored])
+                else:
+                    loaded[key] = place(stored, files, engine, device, advance)
     except BaseException:
         loaded.clear()  # the error keeps this frame, and half a model is of no use
         raise
@@ -162,7 +167,7 @@ def _float_dtype(dtype: object) -> DType | None:
 
 
 @contextmanager
-def _progress(arrays: Mapping[Any, Joined], wanted: bool | None) -> Iterator[Advance]:
+def _progress(arrays: Mapping[Any, Stored], wanted: bool | None) -> Iterator[Advance]:
     """Show a bar on a terminal or in a notebook; yields a function that takes newly read bytes.
 
     It appears at once if `wanted` is true or much is loaded, else after a second; never if false.
@@ -172,7 +177,7 @@ def _progress(arrays: Mapping[Any, Joined], wanted: bool | None) -> Iterator[Adv
     if not shown and not notebook:
         yield lambda size: None
         return
-    total = sum(joined.nbytes for joined in arrays.values())
+    total = sum(part.nbytes for stored in arrays.values() for part in _parts(stored))
     delay = 0.0 if wanted or total > LARGE else SLOW
     done = 0
 
@@ -217,6 +222,78 @@ class Joined(Record):
         return list(accumulate((part.size for part in self.parts[:-1]), initial=0))
 
 
+Quantizer = Callable[[Any], QuantizedWeight]
+"""Quantizes rows of float32, (rows, columns), with one scheme."""
+
+
+class Packed(Record):
+    """A quantized weight of stacked rows: blocks of one scheme, or floats with a `quantizer`."""
+
+    shape: tuple[int, ...]
+    parts: tuple[Segment, ...]
+    quantizer: Quantizer | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its parts in their files."""
+        return sum(part.tensor.nbytes for part in self.parts)
+
+    def read(self, files: OpenFiles, advance: Advance) -> QuantizedWeight:
+        """Return the weight in host memory; several threads unpack it, some rows at a time."""
+        rows, columns = prod(self.shape[:-1]), self.shape[-1]
+        works, start, step = _Works(), 0, max(1, CHUNK // (4 * columns))
+        first = self._rows(self.parts[0], files.of(self.parts[0].tensor), 0, 1)
+        arrays = {n: np.empty((rows, x.shape[-1]), x.dtype) for n, x in first.arrays.items()}
+        for part in self.parts:
+            count, file = part.size // columns, files.of(part.tensor)
+            room = {name: x[start : start + count] for name, x in arrays.items()}
+            order = np.arange(count)
+            if part.arrange is not None and self.quantizer is None:  # it reorders rows
+                order = np.argsort(part.arrange(order[:, None])[:, 0])
+            stride = step if part.arrange is None or self.quantizer is None else count
+            for at in range(0, count, stride):
+                end = min(count, at + stride)
+                fill = partial(self._fill, part, file, at, end)
+                works.pending.append(partial(fill, room, order[at:end], advance))
+            start += count
+        threads = min(MOST_THREADS, usable_cores(), len(works.pending))
+        side_by_side(*[works.do_all] * threads)
+        return first.with_arrays(
+            {name: x.reshape(*self.shape[:-1], -1) for name, x in arrays.items()}, self.shape
+        )
+
+    def _fill(
+        self, part: Segment, file: PlainFile, start: int, stop: int, room: dict[str, Any],
+        order: Any, advance: Advance,
+    ) -> None:  # fmt: skip
+        """Write rows of a part to the places that `order` gives."""
+        for name, x in self._rows(part, file, start, stop).arrays.items():
+            room[name][order] = x
+        advance(part.tensor.nbytes * (stop - start) * self.shape[-1] // part.size)
+
+    def _rows(self, part: Segment, file: PlainFile, start: int, stop: int) -> QuantizedWeight:
+        columns = self.shape[-1]
+        if self.quantizer is None:
+            weight: QuantizedWeight = part.tensor.blocks(
+                file, start * columns, (stop - start, columns)
+            )
+            return weight
+        numbers = np.empty(((stop - start), columns), np.float32)
+        if part.arrange is None:
+            part.tensor.read(file, numbers.reshape(-1), start * columns)
+        else:
+            _read_part(part, file, numbers.reshape(-1), lambda size: None)
+        return self.quantizer(numbers)
+
+
+Stored = Joined | Packed | tuple[Joined | Packed, ...]
+"""A parameter in files; the parts of a tuple have rows of different kinds, and stay apart."""
+
+
+def _parts(stored: Stored) -> tuple[Joined | Packed, ...]:
+    return stored if isinstance(stored, tuple) else (stored,)
+
+
 class OpenFiles:
     """The files of a model, each opened for its first tensor; none may change during the block."""
 
@@ -246,15 +323,22 @@ class OpenFiles:
 
 
 def place(
-    joined: Joined, files: OpenFiles, engine: Engine, device: Device, advance: Advance
+    joined: Joined | Packed, files: OpenFiles, engine: Engine, device: Device, advance: Advance
 ) -> Any:
-    """Read an array from its files onto a device.
+    """Read an array, or a quantized weight, from its files onto a device.
 
     Several threads read a large array straight into its memory on the CPU, and through pinned
     memory on CUDA devices. Any other array is read into host memory first. Raises `TransferError`
     and `OutOfMemoryError` with the file and the tensor.
     """
     try:
+        if isinstance(joined, Packed):
+            weight = joined.read(files, advance)
+            if engine.name == "numpy":
+                return weight
+            return weight.with_arrays(
+                {n: engine.place(x, device) for n, x in weight.arrays.items()}
+            )
         if prod(joined.shape) >= WORTH_STAGING // _WIDEST:
             array = _place_straight(joined, files, engine, device, advance)
             if array is not None:
@@ -392,12 +476,12 @@ def _read_part(part: Segment, file: PlainFile, flat: Any, advance: Advance) -> N
     part.tensor.convert(part.arrange(whole).reshape(-1), flat)
 
 
-def in_file_order(arrays: Mapping[Any, Joined]) -> list[Any]:
+def in_file_order(arrays: Mapping[Any, Stored]) -> list[Any]:
     """Return the keys of arrays in the order in which their first parts lie in the files."""
     ranks: dict[Path, int] = {}
     order = []
-    for number, joined in enumerate(arrays.values()):
-        tensor = joined.parts[0].tensor
+    for number, stored in enumerate(arrays.values()):
+        tensor = _parts(stored)[0].parts[0].tensor
         order.append((ranks.setdefault(tensor.path, len(ranks)), tensor.start, number))
     keys = list(arrays)
     return [keys[number] for _, _, number in sorted(order)]

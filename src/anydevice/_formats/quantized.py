@@ -38,7 +38,7 @@ def _pack(codes: HostArray, bits: int) -> Any:
     """Pack codes of 1, 2, 4 or 8 bits into bytes, the first in the lowest bits; None for 0 bits."""
     if bits in (0, 8):
         return codes if bits else None
-    packed = codes[..., :: 8 // bits].copy()
+    packed: HostArray = codes[..., :: 8 // bits].copy()
     for place in range(1, 8 // bits):
         packed |= codes[..., place :: 8 // bits] << (place * bits)
     return packed
@@ -72,7 +72,7 @@ def _multiplied(values: Any, factors: Any) -> HostArray:
     wide: HostArray = np.asarray(values).astype(np.float32)
     if factors is None:
         return wide
-    grouped = wide.reshape(*factors.shape, -1) * factors.astype(np.float32)[..., None]
+    grouped: HostArray = wide.reshape(*factors.shape, -1) * factors.astype(np.float32)[..., None]
     return grouped.reshape(wide.shape)
 
 

@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from anydevice._core.dtypes import BY_CODE, DType
 from anydevice._core.files import PlainFile, Stamp, count_json
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.record import NOTHING, Record, replace
 from anydevice._core.text import shortened
 from anydevice.errors import TransferError
@@ -68,6 +69,15 @@ class StoredTensor(Record):
 
         `first` is a multiple of 256. Raises `TransferError` for a number too large for the dtype.
         """
+        raise NotImplementedError
+
+    @property
+    def scheme(self) -> str | None:
+        """The scheme of its quantized weights; None if it is read as floating-point numbers."""
+        return None
+
+    def blocks(self, file: PlainFile, first: int, shape: tuple[int, int]) -> QuantizedWeight:
+        """Return rows of a tensor with a `scheme` as they are stored, from element `first` on."""
         raise NotImplementedError
 
     def row(self, number: int) -> Self:

@@ -71,9 +71,9 @@ class CapturedRunner(OpsRunner):
         state = {"ids": self._executor.place(padded), "count": self._executor.place(count)}
         graph = self._prompt_graphs.pop(size)
         if graph is None:
-            like = self._executor.parameters["embedding"]
+            like = self._executor.like
             xp = primitives(like)
-            room = xp.full((self.rows, like.shape[1]), 0, xp.dtype(like), like)
+            room = xp.full((self.rows, like.shape[0]), 0, xp.dtype(like), like)
             graph = self._capture_graph(self._read_prompt, {**state, "hidden": room}, ())
         self._keep_prompt_graph(size, graph)
         if graph is NotImplemented:

@@ -21,6 +21,7 @@ from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.engine import Absent, Engine, LayerConfig
 from anydevice._core.locks import ForkSafeLock
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.record import Record
 from anydevice._core.rope_scaling import depends_on_length
 from anydevice._core.trees import leaf_names, leaves
@@ -252,8 +253,10 @@ class DecoderExecutor:
         """Whether the engine's fused functions computed all layers of the last chunk."""
         self._idle: tuple[int, int, OpsRunner] | None = None
         self._compiled_layers: dict[LayerDescription, Callable[..., Any]] = {}
-        self._embedding = {"embedding": parameters["embedding"]}
         self._norm = {"norm": parameters["norm"]}
+        self._embedding = {"embedding": parameters["embedding"], **self._norm}
+        self.like: Array = parameters["norm"]["weight"]
+        """An array on the device, of the dtype that layers compute with."""
         self._head = self._embedding if description.tied else {"head": parameters["head"]}
         self._embed = self._compile(partial(decoder.embed, description))
         self._last = self._compile(partial(_last_hidden, description))
@@ -300,11 +303,10 @@ class DecoderExecutor:
 
     def new_cache(self, rows: int, slots: int) -> decoder.Cache:
         """Return an empty cache; raise `OutOfMemoryError` if there is no room for it."""
-        like = self.parameters["embedding"]
         try:
-            return decoder.new_cache(self.description, rows, slots, like)
+            return decoder.new_cache(self.description, rows, slots, self.like)
         except Exception as error:
-            explain(error, like=like)
+            explain(error, like=self.like)
             raise
 
     def lengths(self, texts: Sequence[Sequence[int]]) -> Array | None:
@@ -404,6 +406,8 @@ class DecoderExecutor:
         if head is not None and "bias" in head:
             return NotImplemented
         weight = self._embedding["embedding"] if head is None else head["weight"]
+        if isinstance(weight, QuantizedWeight | tuple):
+            return NotImplemented
         rows = primitives(x).reshape(x, (x.shape[0], x.shape[2]))
         return own(rows, norm["weight"], weight, self.description.eps)
 
@@ -420,6 +424,8 @@ def fused_layer(layer: decoder.DecoderLayer, like: Array, name: str) -> FusedLay
         return FusedLayer(None, (), (plain, ring))
     names = ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down")
     weights = [layer.weights[name]["weight"] for name in names]
+    if any(isinstance(weight, QuantizedWeight | tuple) for weight in weights):
+        return FusedLayer(None, (), (plain, ring))
     weights += [layer.weights[name].get("bias") for name in ("qkv", "output")]
     norms = ("query_norm", "key_norm")
     weights += [layer.weights.get(name, {}).get("weight") for name in norms]
@@ -650,8 +656,7 @@ def not_finite(executor: DecoderExecutor, where: str) -> VerificationError:
                 "model are damaged; download them again",
                 where=name[1:],
             )
-    like = executor.parameters["embedding"]
-    dtype = primitives(like).dtype(like).name
+    dtype = primitives(executor.like).dtype(executor.like).name
     advice = f"'anydevice verify --device {executor.device}' says whether an op is wrong there"
     if dtype == "float16":
         advice = "numbers went beyond float16: load the model with dtype='bfloat16' or 'float32'"

@@ -24,7 +24,7 @@ from anydevice._llm.sampling import GenerationOptions, Sampling, generation_opti
 from anydevice._llm.template import refuse_images
 from anydevice._llm.text import TextStream
 from anydevice._llm.tokenizer import CONFIG, GENERATION, TOKENIZER, Tokenizer, read_values
-from anydevice._llm.weights import load_parameters, runnable_dtype
+from anydevice._llm.weights import Weights, load_parameters, runnable_dtype
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
 from anydevice._plan.config import (
@@ -41,6 +41,9 @@ from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedEr
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message] | Sequence[int]
 """A text to continue, a conversation, or tokens."""
+
+WEIGHTS = ("stored", "float")
+"""How `load` takes quantized weights: as they are stored, or unpacked."""
 
 CPU_ENGINES = ("jax", "torch", "mlx")
 """Engines preferred to NumPy on a CPU by default. They are about equally fast on an idle machine;
@@ -110,6 +113,8 @@ def load(
     dtype: object = None,
     context: int | None = None,
     *,
+    weights: str = "stored",
+    activations: str | None = None,
     progress: bool | None = None,
 ) -> LanguageModel:
     """Load the language model in a folder onto a device, ready to generate.
@@ -123,6 +128,10 @@ def load(
     is the dtype of the files, but float32 on the CPU. `context` is the most tokens of prompt and
     reply together; the default is the model's longest context, up to 8192, or a shorter one that
     fits. Memory is planned before anything is loaded.
+
+    With `weights="stored"`, quantized weights stay as the files have them, and `dtype` is that of
+    everything else; `"float"` unpacks them into `dtype`. With `activations="exact"`, activations
+    are never quantized, however much faster that would be.
 
     A slow load shows its progress on a terminal and in a notebook; `progress=False` turns that off,
     `progress=True` shows it from the start.
@@ -139,6 +148,9 @@ def load(
             f"{path} is an adapter, which changes the weights of a model; merge both with peft "
             "(merge_and_unload, then save_pretrained), and load what it saves"
         )
+    kept = Weights(stored=checks.one_of("weights", weights, WEIGHTS) == "stored")
+    if activations is not None:
+        checks.one_of("activations", activations, ("exact",))
     target = one_device(device)
     file = read_gguf(path) if is_gguf_path(path) else None
     config = read_config(path) if file is None else gguf_config(file)
@@ -159,7 +171,9 @@ def load(
     dtype = plan.estimate.dtype
     if target.backend == "cuda":
         check_kernels(target, dtype)
-    parameters = load_parameters(file or path, description, target, dtype, progress=progress)
+    parameters = load_parameters(
+        file or path, description, target, dtype, weights=kept, progress=progress
+    )
     return LanguageModel(description, parameters, tokenizer, target, plan, title_of(path), defaults)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from anydevice._core.files import expanded
 from anydevice._core.record import Record, replace
 from anydevice._core.text import shortened
 from anydevice._formats.gguf import GgufFile, named_tensors, read_gguf
-from anydevice._formats.load import Joined, Segment, load_joined
+from anydevice._formats.load import Joined, Packed, Quantizer, Segment, Stored, load_joined
 from anydevice._formats.safetensors import read_model
 from anydevice._llm.description import Description, LayerDescription, Routing
 from anydevice._machine.choose.scope import one_device
@@ -64,6 +64,48 @@ class Parameter(Record):
     ways: tuple[Way, ...]
     wide: bool = False
 
+    @property
+    def quantizable(self) -> bool:
+        """Whether it may stay quantized: all matrices but those that are taken apart when used."""
+        *above, last = self.path
+        if last == "weight":
+            return len(self.shape) > 1 and above[-1] not in ("router", "kv_b")
+        return last in ("embedding", "gate_up", "down")
+
+
+class Weights(Record):
+    """How matrices are loaded: as they are stored, unpacked, or quantized.
+
+    `quantizer` returns, for the path and the shape of a matrix that is stored in floating point,
+    the function that quantizes its rows, or None to leave it.
+    """
+
+    stored: bool = True
+    quantizer: Callable[[TreePath, Shape], Quantizer | None] | None = None
+
+    def plan(self, parameter: Parameter, parts: Sequence[Segment], dtype: DType) -> Stored:
+        """Return a parameter on its way from its parts; parts of different schemes stay apart."""
+        shape = parameter.shape
+        if not parameter.quantizable:
+            return Joined(shape, dtype, tuple(parts))
+        groups = [(s, tuple(p)) for s, p in groupby(parts, lambda part: part.tensor.scheme)]
+        if not self.stored or (len(groups) > 1 and len(shape) > 2):
+            groups = [(None, tuple(parts))]
+        planned: list[Joined | Packed] = []
+        for scheme, own in groups:
+            quantizer = None
+            if scheme is None and self.quantizer is not None:
+                quantizer = self.quantizer(parameter.path, shape)
+            rows = sum(part.size for part in own) // prod(shape[1:])
+            if scheme is None and quantizer is None:
+                planned.append(Joined((rows, *shape[1:]), dtype, own))
+            else:
+                planned.append(Packed((rows, *shape[1:]), own, quantizer))
+        return planned[0] if len(planned) == 1 else tuple(planned)
+
+
+AS_STORED = Weights()
+
 
 def load_parameters(
     folder: str | Path | GgufFile,
@@ -71,25 +113,28 @@ def load_parameters(
     device: Device,
     dtype: object = None,
     *,
+    weights: Weights = AS_STORED,
     progress: bool | None = None,
 ) -> dict[str, Any]:
     """Load the parameters of a decoder onto a device, from a folder or a GGUF file.
 
     Tensors are read one after another, each straight into its array; beside the parameters there is
-    at most one array in memory. `dtype` defaults to the dtype of the stored embedding.
+    at most one array in memory. `dtype` is that of floating-point parameters, and of the numbers
+    that a layer computes with quantized ones; the default is the dtype of the stored embedding.
 
     Raises before anything is read, naming file and tensor: `TransferError` for tensors that are
     missing, left over or of the wrong shape, `UnsupportedError` for weights of 8 bits or less.
     """
+    options: dict[str, Any] = {"weights": weights, "progress": progress}
     if isinstance(folder, GgufFile):
         stored, source = _gguf_tensors(folder, description), folder.path
-        return load_stored(stored, description, device, dtype, source=source, progress=progress)
+        return load_stored(stored, description, device, dtype, source=source, **options)
     path = expanded(folder)
     if is_gguf_path(path):
-        return load_parameters(read_gguf(path), description, device, dtype, progress=progress)
+        return load_parameters(read_gguf(path), description, device, dtype, **options)
     stored = {name: Segment(tensor) for name, tensor in read_model(path).items()}
     stored = _by_usual_names(stored, description.tensor_names)
-    return load_stored(stored, description, device, dtype, source=path, progress=progress)
+    return load_stored(stored, description, device, dtype, source=path, **options)
 
 
 def _gguf_tensors(file: GgufFile, description: Description) -> dict[str, Segment]:
@@ -129,6 +174,7 @@ def load_stored(
     dtype: object = None,
     *,
     source: Path,
+    weights: Weights = AS_STORED,
     progress: bool | None = None,
 ) -> dict[str, Any]:
     """Load the parameters of a decoder from stored tensors, by the names of Llama's files."""
@@ -136,13 +182,13 @@ def load_stored(
     wanted = runnable_dtype(dtype or "float32")
     if dtype is None and embedding is not None:
         wanted = embedding.tensor.dtype
-    plan: dict[TreePath, Joined] = {}
+    plan: dict[TreePath, Stored] = {}
     used: set[str] = set()
     for path, prefix, parameters in _groups(description):
         for parameter in parameters:
             parts = _parts(parameter, stored, prefix, source)
             kind = _FLOAT32 if parameter.wide else wanted
-            plan[(*path, *parameter.path)] = Joined(parameter.shape, kind, parts)
+            plan[(*path, *parameter.path)] = weights.plan(parameter, parts, kind)
             for part in parts:
                 used.add(part.tensor.name)
     left = {name for name, part in stored.items() if part.tensor.name not in used}

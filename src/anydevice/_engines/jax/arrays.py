@@ -16,6 +16,8 @@ from jax import Array
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DType, as_dtype
 from anydevice._core.engine import Absent, Engine
+from anydevice._core.quantized import ARRAYS, QuantizedWeight
+from anydevice._core.record import replace
 from anydevice._engines.base import BaseEngine
 from anydevice._engines.host import NARROWER, known_dtype, lacking, narrowed, plain, private
 
@@ -37,6 +39,18 @@ _ROWS = 500
 """Rows that are separated by one compiled call: more make compiling slow, and little else fast."""
 _WORTH_COMPILING = 1500
 _tried: set[tuple[DType, Any]] = set()
+
+
+def _flatten(weight: QuantizedWeight) -> tuple[list[Any], QuantizedWeight]:
+    """Return the arrays of a weight, and the rest, which is constant in compiled code."""
+    return [getattr(weight, name) for name in ARRAYS], replace(weight, **dict.fromkeys(ARRAYS))
+
+
+jax.tree_util.register_pytree_node(
+    QuantizedWeight,
+    _flatten,
+    lambda rest, arrays: replace(rest, **dict(zip(ARRAYS, arrays, strict=True))),
+)
 
 
 class JaxEngine(BaseEngine):

@@ -19,6 +19,7 @@ from jax import Array
 from anydevice._engines.base import expert_blocks, visible_keys
 from anydevice._engines.host import known_dtype
 from anydevice._engines.jax.primitives import PRIMITIVES
+from anydevice._engines.primitives import dequantizer
 
 Function = Callable[..., Any]
 Pair = tuple[int, int]
@@ -566,4 +567,12 @@ FUSED: Mapping[str, Function] = {
     "update_sgd": _of_lists(_sgd, 3),
     "update_adam": _of_lists(_adam, 4),
     "update_lion": _of_lists(_lion, 3),
+    "dequantize": jax.jit(
+        dequantizer(
+            jnp.stack,
+            lambda x: x.astype(jnp.float32),
+            lambda table, codes: jnp.asarray(table, jnp.float32)[codes],
+        ),
+        inline=True,
+    ),
 }

@@ -17,6 +17,7 @@ import mlx.core as mx
 from anydevice._engines.base import expert_blocks, visible_keys
 from anydevice._engines.mlx.decoder_layer import decoder_layer, linear
 from anydevice._engines.mlx.primitives import PRIMITIVES
+from anydevice._engines.primitives import dequantizer
 
 _HALF = (mx.float16, mx.bfloat16)
 _FLOAT32, _FLOAT64 = mx.float32, mx.float64
@@ -238,4 +239,9 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     ),
     "sort": _sort,
     "stack": lambda arrays, axis: mx.stack(list(arrays), axis=axis),
+    "dequantize": dequantizer(
+        mx.stack,
+        lambda x: x.astype(_FLOAT32),
+        lambda table, codes: mx.array(table, dtype=_FLOAT32)[codes],
+    ),
 }

@@ -24,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from anydevice._core.engine import donation
 from anydevice._core.rope_scaling import depends_on_length, freeze, frequencies, thaw
 from anydevice._engines.base import visible_keys
+from anydevice._engines.primitives import dequantizer
 from anydevice._engines.torch.captured import captured_step
 from anydevice._engines.torch.decoder_layer import decoder_layer
 from anydevice._engines.torch.experts import experts
@@ -542,6 +543,12 @@ _whole_gradients.register_fake(
 _whole_sequence.register_autograd(_backward, setup_context=_keep_inputs)
 
 
+@lru_cache(maxsize=16)
+def _levels(table: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return a table as a tensor; once, because CUDA graphs take no copies from the host."""
+    return torch.tensor(table, dtype=torch.float32, device=device)
+
+
 _OWN: dict[str, Function] = {
     "linear": _linear,
     "relu": torch.relu,
@@ -596,6 +603,9 @@ _OWN: dict[str, Function] = {
     "total_size": total_size,
     "captured_step": captured_step,
     "decoder_layer": decoder_layer,
+    "dequantize": dequantizer(
+        torch.stack, Tensor.float, lambda table, codes: _levels(table, codes.device)[codes.int()]
+    ),
 }
 
 
