@@ -247,6 +247,8 @@ class Packed(Record):
 
     def read(self, files: OpenFiles, advance: Advance) -> QuantizedWeight:
         """Return the weight in host memory; several threads unpack it, some rows at a time."""
+        if self.parts[0].tensor.whole and self.quantizer is None:
+            return self._read_whole(files, advance)
         rows, columns = prod(self.shape[:-1]), self.shape[-1]
         works, start, step = _Works(), 0, max(1, CHUNK // (4 * columns))
         sample = replace(self.parts[0], arrange=None)
@@ -258,7 +260,8 @@ class Packed(Record):
             order = np.arange(count)
             if part.arrange is not None and self.quantizer is None:  # it reorders rows
                 order = np.argsort(part.arrange(order[:, None])[:, 0])
-            stride = step if part.arrange is None or self.quantizer is None else count
+            whole = part.tensor.whole or (part.arrange is not None and self.quantizer is not None)
+            stride = count if whole else step
             for at in range(0, count, stride):
                 end = min(count, at + stride)
                 fill = partial(self._fill, part, file, at, end)
@@ -267,6 +270,29 @@ class Packed(Record):
         threads = min(MOST_THREADS, usable_cores(), len(works.pending))
         side_by_side(*[works.do_all] * threads)
         return first.with_arrays(
+            {name: x.reshape(*self.shape[:-1], -1) for name, x in arrays.items()}, self.shape
+        )
+
+    def _read_whole(self, files: OpenFiles, advance: Advance) -> QuantizedWeight:
+        """Return the weight from parts that are unpacked as wholes, several at a time."""
+        works, weights = _Works(), dict[int, QuantizedWeight]()
+
+        def unpack(number: int, part: Segment, file: PlainFile) -> None:
+            weight = part.tensor.blocks(file, 0, (part.size // self.shape[-1], self.shape[-1]))
+            if part.arrange is not None:
+                arrays = {name: part.arrange(x) for name, x in weight.arrays.items()}
+                weight = weight.with_arrays(arrays)
+            weights[number] = weight
+            advance(part.tensor.nbytes)
+
+        for number, part in enumerate(self.parts):
+            works.pending.append(partial(unpack, number, part, files.of(part.tensor)))
+        side_by_side(*[works.do_all] * min(MOST_THREADS, usable_cores(), len(self.parts)))
+        parts: list[Mapping[str, Any]] = [weights[n].arrays for n in range(len(self.parts))]
+        arrays = parts[0]
+        if len(parts) > 1:
+            arrays = {name: np.concatenate([part[name] for part in parts]) for name in arrays}
+        return weights[0].with_arrays(
             {name: x.reshape(*self.shape[:-1], -1) for name, x in arrays.items()}, self.shape
         )
 
@@ -401,7 +427,7 @@ def _upload(joined: Joined, files: OpenFiles, ring: Ring, address: int, advance:
     straight: list[Piece] = []
     for part, start in zip(joined.parts, starts, strict=True):
         file = files.of(part.tensor)  # opened here, and not by several threads at once
-        if part.arrange is None:
+        if part.arrange is None and not part.tensor.whole:
             straight.append(Piece(start, address + start, part.size * width))
             continue
         host = np.empty(part.size, kind)
@@ -467,6 +493,7 @@ def _reading(
         yield partial(_read_part, part, file, flat, advance)
         return
     step = CHUNK // max(flat.itemsize, part.tensor.dtype.itemsize)
+    step = max(1, flat.size) if part.tensor.whole else step
     for first in range(0, flat.size, step):
         yield partial(_read_chunk, part, file, flat[first : first + step], first, advance)
 

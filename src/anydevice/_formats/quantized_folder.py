@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from anydevice._core.checks import integer, number
-from anydevice._core.files import parse_json
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.files import PlainFile, parse_json
 from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.record import Record, replace
 from anydevice._core.text import shortened
-from anydevice._formats.load import OpenFiles
 from anydevice._formats.quantized import (
     FLOAT8_TABLES,
     FP4_TABLE,
@@ -56,16 +56,21 @@ class CodeLayout(Record):
 class QuantizedTensor(StoredTensor):
     """A quantized weight of a folder; `parts` are its tensors by role, its codes the first."""
 
-    scheme: str
+    method: str
     parts: Mapping[str, SafeTensor]
     layout: CodeLayout
 
     @property
-    def kind(self) -> tuple[Any, ...]:
-        """All that two weights must share to be joined by their rows."""
+    def whole(self) -> bool:
+        """True: rows of some methods are spread over the whole tensor."""
+        return True
+
+    @property
+    def scheme(self) -> str:
+        """The same for weights whose rows can be joined."""
         layout = self.layout
-        roles = {role: part.dtype for role, part in self.parts.items()}
-        return (self.scheme, layout.bits, layout.block, layout.zero, layout.table, roles)
+        roles = {role: str(part.dtype) for role, part in self.parts.items() if role != "shape"}
+        return repr((self.method, layout.bits, layout.block, layout.zero, layout.table, roles))
 
     def row(self, number: int) -> QuantizedTensor:
         """Return one matrix of a stack as a tensor of its own."""
@@ -73,33 +78,40 @@ class QuantizedTensor(StoredTensor):
         size = self.nbytes // self.shape[0]
         return replace(self, shape=self.shape[1:], parts=parts, nbytes=size)
 
-    def check(self, files: OpenFiles) -> None:
+    def check(self, file: PlainFile, *, widen: bool = False) -> None:
         """Read all but the codes, and raise for scales that are not finite or not supported."""
-        self._scales(files, widen=False)
+        self._scales(file, widen)
 
-    def unpack(self, files: OpenFiles, *, widen: bool = False) -> QuantizedWeight:
-        """Read the weight into host memory.
+    def read(self, file: PlainFile, target: Any, first: int) -> None:
+        numbers = dequantize(self.unpack(file, widen=True)).reshape(-1)
+        self.convert(numbers[first : first + target.size], target)
+
+    def blocks(self, file: PlainFile, first: int, shape: tuple[int, int]) -> QuantizedWeight:
+        """Return the whole weight."""
+        return self.unpack(file)
+
+    def unpack(self, file: PlainFile, *, widen: bool = False) -> QuantizedWeight:
+        """Read the weight into host memory; `file` is the one with its codes.
 
         Raises `UnsupportedError` for columns out of the order of their groups; with `widen`, each
         column then has a scale of its own.
         """
-        fields, layout = self._scales(files, widen), self.layout
-        codes = next(iter(self.parts.values()))
+        fields, layout = self._scales(file, widen), self.layout
         return QuantizedWeight(
-            scheme=self.scheme,
+            scheme=self.method,
             shape=self.shape,
             bits=layout.bits,
             block=fields.pop("block", layout.block),
             zero=layout.zero,
             table=layout.table,
-            **layout.codes(_array(codes, files)),
+            **layout.codes(_array(self.parts["codes"], file)),
             **fields,
         )
 
-    def _scales(self, files: OpenFiles, widen: bool) -> dict[str, Any]:
+    def _scales(self, file: PlainFile, widen: bool) -> dict[str, Any]:
         arrays = {}
         for role, part in list(self.parts.items())[1:]:
-            arrays[role] = _array(part, files)
+            arrays[role] = _array(part, file)
             if part.dtype.kind == "float" and not np.isfinite(arrays[role]).all():
                 raise part.error(f"it holds NaN or infinite numbers; {_AGAIN}")
         fields, groups = self.layout.scales(arrays), arrays.get("g_idx")
@@ -115,14 +127,14 @@ class QuantizedTensor(StoredTensor):
             raise self.parts["g_idx"].error(f"it names groups that do not exist; {_AGAIN}")
         return {name: field[:, groups] for name, field in fields.items()} | {"block": 1}
 
-    def dequantize(self, files: OpenFiles) -> HostArray:
-        """Read the weight into host memory, and return its numbers in float32."""
-        return dequantize(self.unpack(files, widen=True))
 
-
-def _array(tensor: SafeTensor, files: OpenFiles) -> Any:
+def _array(tensor: SafeTensor, file: PlainFile | None = None) -> Any:
+    """Read a tensor, from an opened file if it is in that one."""
+    if file is None or tensor.path != file.path:
+        with PlainFile(tensor.path, tensor.stamp) as own:
+            return _array(tensor, own)
     array = np.empty(tensor.shape, tensor.dtype.numpy())
-    tensor.read(files.of(tensor), array.reshape(-1), 0)
+    tensor.read(file, array.reshape(-1), 0)
     return array
 
 
@@ -132,7 +144,6 @@ class ModuleTensors(Record):
     name: str
     tensors: Mapping[str, SafeTensor]
     settings: Mapping[str, Any]
-    files: OpenFiles
 
     def __getitem__(self, role: str) -> SafeTensor:
         return self.tensors[role]
@@ -215,6 +226,15 @@ class Reader(Record):
     stem: str = ".weight"
 
 
+def check_method(method: str, source: object) -> None:
+    """Raise `UnsupportedError` for a method that is not read."""
+    if method not in READERS:
+        raise UnsupportedError(
+            f"{source}: weights quantized by {shortened(repr(method))} are not read; known are "
+            f"{', '.join(READERS)}: {_CONVERT}"
+        )
+
+
 def quantized_tensors(
     stored: Mapping[str, SafeTensor], method: str, settings: Mapping[str, Any], source: Path
 ) -> dict[str, StoredTensor]:
@@ -224,37 +244,32 @@ def quantized_tensors(
     `UnsupportedError` for a method or variant that is not read, and `TransferError` for missing
     tensors and wrong shapes, naming them.
     """
-    if method not in READERS:
-        raise UnsupportedError(
-            f"{source}: weights quantized by {shortened(repr(method))} are not read; known are "
-            f"{', '.join(READERS)}: {_CONVERT}"
-        )
+    check_method(method, source)
     tensors: dict[str, StoredTensor] = dict(stored)
-    with OpenFiles() as files:
-        for name, tensor in stored.items():
-            for reader in READERS[method]:
-                if not name.endswith(reader.main) or tensor.dtype.name not in reader.dtypes:
-                    continue
-                stem = name.removesuffix(reader.main)
-                parts = _parts(stem, tensor, stored, reader)
-                weight = stem + reader.stem
-                group = ModuleTensors(weight, parts, settings, files)
-                layout = reader.layout(group)
-                for part in parts.values():
-                    del tensors[part.name]
-                tensors[weight] = QuantizedTensor(
-                    name=name,
-                    path=tensor.path,
-                    stamp=tensor.stamp,
-                    dtype=tensor.dtype,
-                    shape=layout.shape,
-                    start=tensor.start,
-                    nbytes=sum(part.nbytes for part in parts.values()),
-                    scheme=method,
-                    parts=parts,
-                    layout=layout,
-                )
-                break
+    for name, tensor in stored.items():
+        for reader in READERS[method]:
+            if not name.endswith(reader.main) or tensor.dtype.name not in reader.dtypes:
+                continue
+            stem = name.removesuffix(reader.main)
+            parts = _parts(stem, tensor, stored, reader)
+            weight = stem + reader.stem
+            group = ModuleTensors(weight, parts, settings)
+            layout = reader.layout(group)
+            for part in parts.values():
+                del tensors[part.name]
+            tensors[weight] = QuantizedTensor(
+                name=name,
+                path=tensor.path,
+                stamp=tensor.stamp,
+                dtype=DTYPES["float32"],
+                shape=layout.shape,
+                start=tensor.start,
+                nbytes=sum(part.nbytes for part in parts.values()),
+                method=method,
+                parts=parts,
+                layout=layout,
+            )
+            break
     return tensors
 
 
@@ -451,7 +466,7 @@ def _describe_bytes(group: ModuleTensors) -> CodeLayout:
 def _describe_words(group: ModuleTensors) -> CodeLayout:
     """Codes lie in words of 32 bits without gaps, zeros along rows (compressed-tensors)."""
     group.expect("shape", (2,), "int64", "int32")
-    rows, columns = (int(size) for size in _array(group["shape"], group.files))
+    rows, columns = (int(size) for size in _array(group["shape"]))
     _, words = group.expect("codes", (max(rows, 1), None), "int32")
     bits = group.bits(words, max(columns, 1), "codes", (2, 3, 4, 5, 6, 8))
     shape = group.expect("scales", group["scales"].shape, "float")
@@ -501,7 +516,7 @@ def _describe_pairs(group: ModuleTensors) -> CodeLayout:
     group.expect("state", (None,), "uint8")
     group.expect("table", (16,), "float32")
     try:
-        state = parse_json(_array(group["state"], group.files).tobytes())
+        state = parse_json(_array(group["state"]).tobytes())
         rows, columns = (integer("shape", size) for size in state["shape"])
         size = integer("blocksize", state["blocksize"])
         nested = integer("nested_blocksize", state["nested_blocksize"]) if "nested" in group else 0
@@ -527,7 +542,7 @@ def _describe_pairs(group: ModuleTensors) -> CodeLayout:
     def codes(raw: HostArray) -> dict[str, HostArray]:
         return {"codes": ((raw << 4) | (raw >> 4)).reshape(rows, -1)}
 
-    table = tuple(_array(group["table"], group.files).tolist())
+    table = tuple(_array(group["table"]).tolist())
     return CodeLayout((rows, columns), 4, step, codes, scales, table=table)
 
 
@@ -599,7 +614,9 @@ READERS: dict[str, tuple[Reader, ...]] = {
     "fp8": (_FLOAT8,),
     "fbgemm_fp8": (_FLOAT8,),
     "mxfp4": (
-        Reader("_blocks", ("uint8",), {"scales": ("_scales",)}, _describe_microscaling, stem=""),
+        Reader(
+            "_blocks", ("uint8",), {"scales": ("_scales",)}, _describe_microscaling, stem="_blocks"
+        ),
     ),
     "bitsandbytes": (
         Reader(".weight", ("int8",), {"scales": (".SCB",)}, _describe_bytes),

@@ -76,6 +76,11 @@ class StoredTensor(Record):
         """The scheme of its quantized weights; None if it is read as floating-point numbers."""
         return None
 
+    @property
+    def whole(self) -> bool:
+        """Whether it is read as a whole, because it is several tensors, or rows are spread."""
+        return False
+
     def blocks(self, file: PlainFile, first: int, shape: tuple[int, int]) -> QuantizedWeight:
         """Return rows of a tensor with a `scheme` as they are stored, from element `first` on."""
         raise NotImplementedError

@@ -156,7 +156,8 @@ def load(
     if dtype is not None:
         dtype = runnable_dtype(dtype).name
     limit = _context(context, config.optional("longest_context"))
-    plan = _plan(ModelFiles(path, config), target, dtype, limit, given=context is not None)
+    options = {"dtype": dtype, "weights": weights}
+    plan = _plan(ModelFiles(path, config), target, options, limit, given=context is not None)
     target = _with_fast_engine(target, plan.estimate.weights)
     if file is None:
         generation = read_values(path / GENERATION)
@@ -203,7 +204,9 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         estimate = self.plan.estimate
-        model = f"{self.name}: {format_count(estimate.parameters)} parameters in {self.dtype}"
+        kept = estimate.shape.quantization if estimate.shape else None
+        dtype = f"{kept} with {self.dtype}" if kept else self.dtype
+        model = f"{self.name}: {format_count(estimate.parameters)} parameters in {dtype}"
         where = f"on {self.device} ({self.device.engine})"
         return f"<{model}, {where}, context {self.context}, {format_size(estimate.total)}>"
 
@@ -547,12 +550,14 @@ def _with_fast_engine(device: Device, weights: int) -> Device:
     return device.served_by(engine, device.chosen_by, picked=True)
 
 
-def _plan(files: ModelFiles, device: Device, dtype: str | None, context: int, given: bool) -> Plan:
+def _plan(
+    files: ModelFiles, device: Device, own: Mapping[str, Any], context: int, given: bool
+) -> Plan:
     """Plan a model on a device, with a smaller context if the caller did not set one.
 
     Raises `OutOfMemoryError` if it does not fit, and says which options would.
     """
-    options = loading_options(device.kind == "cpu", dtype)
+    options = {**own, **loading_options(device.kind == "cpu", own["dtype"])}
     plan = plan_inference(files, device, context=context, **options)
     if plan.device == device or not plan.placements:  # no placements: its memory is unknown
         return plan
@@ -560,8 +565,11 @@ def _plan(files: ModelFiles, device: Device, dtype: str | None, context: int, gi
     if smaller and not given:
         return plan_inference(files, device, context=int(smaller[0].value), **options)
     needed, free = plan.estimate.total, plan.free
-    options_of_load = [x for x in plan.alternatives if x.change in ("context", "dtype")]
-    advice = [f"{option.change}={option.value!r}" for option in options_of_load]
+    advice = [
+        f"{option.change}={option.value!r}"
+        for option in plan.alternatives
+        if option.change in ("context", "dtype", "weights")
+    ]
     elsewhere = plan_inference(files, context=context, **options)
     if elsewhere.device not in (None, device):
         advice.append(f"device={str(elsewhere.device)!r}")

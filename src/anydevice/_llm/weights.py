@@ -8,7 +8,7 @@ are checked before anything large is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby, pairwise
 from math import prod
@@ -26,16 +26,26 @@ from anydevice._core.files import expanded
 from anydevice._core.record import Record, replace
 from anydevice._core.text import shortened, warn
 from anydevice._formats.gguf import GgufFile, named_tensors, read_gguf
-from anydevice._formats.load import Joined, Packed, Quantizer, Segment, Stored, load_joined
+from anydevice._formats.load import (
+    Joined,
+    OpenFiles,
+    Packed,
+    Quantizer,
+    Segment,
+    Stored,
+    load_joined,
+)
 from anydevice._formats.quantize import SCHEMES, fitting, quantizer_of
-from anydevice._formats.safetensors import read_model
+from anydevice._formats.quantized_folder import QuantizedTensor, quantized_tensors
+from anydevice._formats.safetensors import StoredTensor, read_model
 from anydevice._llm.description import Description, LayerDescription, Routing
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
 from anydevice._nn.random_choice import folded_seed, mixed
 from anydevice._ops.dispatch import primitives
-from anydevice._plan.config import is_gguf_path
+from anydevice._plan.config import CONFIG_NAME, is_gguf_path, read_config
 from anydevice._plan.families import ARCHITECTURES
+from anydevice._plan.quantization import method_of, quantization_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
 _INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
@@ -173,12 +183,29 @@ def load_parameters(
     if is_gguf_path(path):
         return load_parameters(read_gguf(path), description, device, dtype, **options)
     stored = _folder_tensors(path, description)
+    _check_scales(stored.values(), widen=not weights.stored)
     return load_stored(stored, description, device, dtype, source=path, **options)
 
 
 def _folder_tensors(path: Path, description: Description) -> dict[str, Segment]:
-    stored = {name: Segment(tensor) for name, tensor in read_model(path).items()}
+    """Return the tensors of a folder, of a quantized weight as one."""
+    entries = read_model(path)
+    tensors: Mapping[str, StoredTensor] = entries
+    config = path / CONFIG_NAME
+    settings = read_config(path).get("quantization_config") if config.is_file() else None
+    if settings:
+        quantization_of(settings, str(config))  # raises for invalid values
+        tensors = quantized_tensors(entries, method_of(settings), settings, config)
+    stored = {name: Segment(tensor) for name, tensor in tensors.items()}
     return _by_usual_names(stored, description.tensor_names)
+
+
+def _check_scales(stored: Iterable[Segment], *, widen: bool) -> None:
+    """Raise for scales that are not finite or not supported, before anything large is read."""
+    with OpenFiles() as files:
+        for part in stored:
+            if isinstance(part.tensor, QuantizedTensor):
+                part.tensor.check(files.of(part.tensor), widen=widen)
 
 
 def decoder_tensors(path: Path, description: Description) -> dict[str, Segment]:
@@ -495,6 +522,8 @@ def _experts(description: Description, routing: Routing) -> list[Parameter]:
             transposed = (shape[0], shape[2], shape[1])
             arrange = (lambda matrix: _separate_rows(matrix.T)) if gated else np.transpose
             ways.append(Way(((stacked, transposed),), arrange))
+            packed = ((f"{stacked}_blocks", shape),)
+            ways.append(Way(packed, _separate_rows if gated else None))
         else:
             ways.append(Way(((stacked, shape),)))
         parameters.append(Parameter(("experts", name), shape, tuple(ways)))
@@ -574,8 +603,9 @@ def _parts(
         dtype = tensor.dtype
         if dtype.kind != "float" or dtype.bits < 16:
             raise UnsupportedError(
-                f"{tensor.path}: the tensor {shortened(tensor.name)!r} is {dtype}: quantized "
-                "weights cannot be run; get the model in bfloat16, float16 or float32"
+                f"{tensor.path}: the tensor {shortened(tensor.name)!r} is {dtype}, and no "
+                f"quantization_config in {CONFIG_NAME} says how it is read; get the model with its "
+                "own config, or in bfloat16, float16 or float32"
             )
         if way.arrange is None:
             parts.append(stored[name])
@@ -589,8 +619,10 @@ _NOT_DECODER = re.compile(
     r"(^|\.)rotary_emb\.|\.attention\.(masked_)?bias$|\.attn\.(masked_)?bias$"
     r"|^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower"
     r"|patch_merger|vision_encoder|vision_adapter|vision_language_adapter|embed_vision)\."
+    r"|[._](input|output|activation|q|k|v|kv)_(scale|scale_ub|zero_point)$|\.weight_format$"
 )
-"""Tensors that do not belong to the decoder: frequency tables, vision and audio towers."""
+"""Tensors that do not belong to the decoder: frequency tables, vision and audio towers, and how to
+quantize activations, which stay as they are."""
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 

@@ -207,6 +207,7 @@ def estimate_inference(
     dtype: object = None,
     kv_dtype: object = None,
     prefill: int | None = None,
+    weights: str = "stored",
     **numbers: Any,
 ) -> MemoryEstimate:
     """Return the memory that running a model takes on one device; nothing is loaded.
@@ -223,7 +224,8 @@ def estimate_inference(
     The weights are in `dtype` (`None`: the model's own, else bfloat16), the cache in `kv_dtype`
     (`None`: the same; where weights are quantized, the dtype they are computed in); both are
     floats, and "fp8" is float8_e4m3fn. With "int8" or "int4" as `dtype`, the layers are quantized
-    as the usual formats do, and no longer counted to the byte.
+    as the usual formats do, and no longer counted to the byte. `weights` are as for `llm.load`:
+    "stored", unpacked ("float"), or quantized while loading ("q8_0", "q4_k", "q4_0", "fp8").
 
     >>> estimate = estimate_inference(
     ...     layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, vocabulary=32000,
@@ -240,7 +242,7 @@ def estimate_inference(
     batch = integer("batch", batch)
     requested = None if context is None else integer("context", context)
     prefill = None if prefill is None else integer("prefill", prefill)
-    shape = shape_of(model, dtype=dtype, **numbers)
+    shape = shape_of(model, dtype=dtype, weights=weights, **numbers)
     context = (
         shape.fixed_context
         or requested
@@ -262,6 +264,8 @@ def estimate_inference(
         # Scores lie in segments of their own, much larger than what else a layer makes: an
         # allocator that takes the smallest block that is large enough leaves these whole.
         recurring = max([size for name, size in peaks[0].items() if name != SCORES])
+        if shape.quantization is not None:
+            activations += _unpacked_bytes(shape)
     kv_cache = sum(shape.kv_bytes(context, batch, cache))
     idle = idle_bytes(kv_cache, min(recurring, activations))
     overheads = Overhead(CONTEXT, WORKSPACE, shape.rounding, idle)
@@ -289,6 +293,16 @@ def estimate_inference(
         overheads=overheads,
         prefill=prefill,
     )
+
+
+UNPACKED = 2**24
+"""Elements of a quantized matrix that are unpacked at a time."""
+
+
+def _unpacked_bytes(shape: ModelShape) -> int:
+    """Return the bytes of unpacked rows: numbers and their product with scales, in float32."""
+    largest = max(shape.vocabulary, 2 * shape.intermediate) * shape.hidden
+    return min(UNPACKED, largest) * 2 * FLOAT32
 
 
 class ForwardPass(Record):

@@ -36,7 +36,7 @@ from anydevice._plan.estimates import (
 )
 from anydevice._plan.families import ModelShape
 from anydevice._plan.model import shape_of
-from anydevice._plan.quantization import QUANTIZED, quantized
+from anydevice._plan.quantization import OFFERED, SCHEMES, in_scheme
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 DeviceNames = str | Device | Iterable[Any] | None
@@ -394,7 +394,7 @@ def assign(
     return None
 
 
-Change = Literal["context", "batch", "kv_dtype", "dtype", "quantization"]
+Change = Literal["context", "batch", "kv_dtype", "dtype", "weights"]
 
 
 class Placement(Record):
@@ -427,7 +427,7 @@ class Placement(Record):
 class Alternative(Record):
     """One change that would help: another context, batch or dtype.
 
-    A change of "quantization" concerns the layers' weights alone; their scales are counted.
+    A change of "weights" quantizes them while the model is loaded; their scales are counted.
     `devices` would then hold the model, in `total` bytes.
     """
 
@@ -509,6 +509,7 @@ def plan_inference(
     dtype: object = None,
     kv_dtype: object = None,
     prefill: int | None = None,
+    weights: str = "stored",
     **numbers: Any,
 ) -> Plan:
     """Plan a model with this context: on one device, on several, or only after a change.
@@ -532,12 +533,14 @@ def plan_inference(
     `DeviceNotFoundError` if a given device is not usable.
     """
     given = isinstance(model, ModelShape)
-    shape = shape_of(model, dtype=dtype, **numbers)
+    shape = shape_of(model, dtype=dtype, weights=weights, **numbers)
     estimate = estimate_inference(
         shape, context=context, batch=batch, kv_dtype=kv_dtype, prefill=prefill
     )
     request = _Request(
-        shape, estimate, None if given else lambda: shape_of(model, dtype=_HALF, **numbers)
+        shape,
+        estimate,
+        None if given else lambda: shape_of(model, dtype=_HALF, weights=weights, **numbers),
     )
     if isinstance(devices, Cluster) or (isinstance(devices, str) and names_cluster(devices)):
         cluster = cluster_of(devices)
@@ -640,7 +643,7 @@ class _Request(Record):
         """Return the single changes with which the model would fit one of the groups.
 
         The largest smaller context and batch; a smaller dtype for the cache; 16 bits for the
-        weights, else layers with the mildest quantization that fits.
+        weights, else the mildest quantization that fits.
         """
         if not groups:
             return ()
@@ -665,9 +668,9 @@ class _Request(Record):
             return None
         if self.in_half is not None and bits > DTYPES[_HALF].bits:
             change = self._change(groups, "dtype", _HALF, self.in_half())
-        for name, fewer in QUANTIZED.items():
-            if change is None and fewer < bits:
-                change = self._change(groups, "quantization", name, quantized(self.shape, name))
+        for name in OFFERED:
+            if change is None and SCHEMES[name] < bits:
+                change = self._change(groups, "weights", name, in_scheme(self.shape, name))
         return change
 
     def _change(

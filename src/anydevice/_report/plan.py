@@ -19,6 +19,7 @@ from anydevice._core.text import (
 from anydevice._plan.estimates import MARGIN, PARTS, part_lines, part_sizes
 from anydevice._plan.families import ModelShape
 from anydevice._plan.plan import Placement, Plan
+from anydevice._plan.quantization import OFFERED
 from anydevice._report import notebook
 from anydevice._report.tables import WIDTH, Paint, plain, table, verdict_lines
 
@@ -39,7 +40,7 @@ _AGAIN = {
     "full": "recompute each layer",
 }
 _NO_CHANGE = "No smaller context, batch or dtype makes it fit: it takes more devices."
-_WORDS = {"kv_dtype": "kv-cache in", "dtype": "weights in", "quantization": "layers quantized to"}
+_WORDS = {"kv_dtype": "kv-cache in", "dtype": "weights in", "weights": "weights quantized to"}
 
 
 def plan_lines(plan: Plan, width: int | None = None, paint: Paint = plain) -> list[str]:
@@ -142,9 +143,11 @@ def _suggestions(plan: Plan, columns: int, paint: Paint) -> Iterator[str]:
     if plan.alternatives:
         yield from ("", "On fewer devices with:" if plan.fits else "It would fit with:")
         for each in plan.alternatives:
-            now = getattr(plan.estimate, each.change.replace("quantization", "dtype"))
+            now = getattr(plan.estimate, each.change.replace("weights", "dtype"))
             words = f"{_WORDS.get(each.change, each.change)} {each.value} instead of {now}"
             where = f"{format_size(each.total)}, on {_device_list(each.devices)}"
+            price = OFFERED.get(str(each.value)) if each.change == "weights" else None
+            where += f" ({price})" if price else ""
             yield from wrapped(f"{words}: {where}", columns, "  ", "  ")
     elif not plan.fits:
         yield from ("", *wrapped(_NO_CHANGE, columns, hanging="  "))
