@@ -23,7 +23,8 @@ from anydevice._formats.quantized import BLOCK_TYPES
 if TYPE_CHECKING:
     from anydevice._core.array import HostArray
 
-_ALIGNMENT = 32
+ALIGNMENT = 32
+"""The bytes of which the place of each tensor in a file is a multiple."""
 _CODES = {np.dtype(np.int32): 5, np.dtype(np.float32): 6}
 
 
@@ -108,7 +109,7 @@ def _pieces(
                 yield tensor.numbers.astype(np.float32).tobytes()
             for part in tensor.parts:
                 yield from encode(part, tensor.kind, files.of(part.tensor), advance)
-            yield bytes(-tensor.nbytes % _ALIGNMENT)
+            yield bytes(-tensor.nbytes % ALIGNMENT)
 
 
 def header(metadata: Mapping[str, Any], tensors: Sequence[NewTensor]) -> bytes:
@@ -122,8 +123,8 @@ def header(metadata: Mapping[str, Any], tensors: Sequence[NewTensor]) -> bytes:
         sizes = tensor.shape[::-1]
         text += _string(tensor.name) + struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
         text += struct.pack("<IQ", numbers[tensor.kind].value, offset)
-        offset += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    return bytes(text) + bytes(-len(text) % _ALIGNMENT)
+        offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    return bytes(text) + bytes(-len(text) % ALIGNMENT)
 
 
 def _value(value: Any) -> bytes:

@@ -31,7 +31,14 @@ from anydevice._core.rope_scaling import frequencies
 from anydevice._core.text import format_size, shortened
 from anydevice._formats.gguf import GgufFile, gguf_names, read_gguf
 from anydevice._formats.gguf_tokenizer import tokenizer_metadata
-from anydevice._formats.gguf_writer import FILE_TYPES, NewTensor, choose_kind, header, write_gguf
+from anydevice._formats.gguf_writer import (
+    ALIGNMENT,
+    FILE_TYPES,
+    NewTensor,
+    choose_kind,
+    header,
+    write_gguf,
+)
 from anydevice._formats.load import Segment, progress_in_bytes
 from anydevice._llm.description import Description, Rope, describe
 from anydevice._llm.tokenizer import SPLITTINGS, TOKENIZER, Tokenizer
@@ -44,7 +51,12 @@ from anydevice._plan.config import (
     read_config,
     title_of,
 )
-from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
+from anydevice.errors import (
+    AnyDeviceError,
+    ConfigurationError,
+    TransferError,
+    UnsupportedError,
+)
 
 _DROPPED = ("general.file_type", "general.quantization_version", "general.alignment")
 
@@ -269,6 +281,12 @@ def _tokenizer(folder: Path, size: int) -> dict[str, Any]:
     metadata = tokenizer_metadata(values, size, SPLITTINGS)
     if metadata is None:
         raise UnsupportedError(f"{folder}: its tokenizer is of a kind that GGUF files do not have")
+    if len(metadata["tokenizer.ggml.tokens"]) > size:
+        raise ConfigurationError(
+            f"{folder}: its tokenizer has {len(metadata['tokenizer.ggml.tokens'])} tokens, and the "
+            f"model only {size}: {TOKENIZER} belongs to another model",
+            str(folder),
+        )
     number_of = {token: n for n, token in enumerate(metadata["tokenizer.ggml.tokens"])}
     ids = {"bos": tokenizer.bos_id}
     ids |= dict(zip(("eos", "eot", "eom"), tokenizer.ends, strict=False))
@@ -289,45 +307,34 @@ def _check_header(folder: Path, metadata: Mapping[str, Any], tensors: list[NewTe
     """Raise `UnsupportedError` if a header says another decoder or tokenizer than the folder."""
     with tempfile.TemporaryDirectory() as place:
         path = Path(place, "header.gguf")
-        text = header(metadata, tensors)
         with path.open("wb") as file:
-            file.write(text)
-            at = len(text)
+            at = file.write(header(metadata, tensors))
             for tensor in tensors:
                 file.seek(at)
                 if tensor.numbers is not None:
                     file.write(tensor.numbers.tobytes())
-                at += -(-tensor.nbytes // 32) * 32
-            file.truncate(at)
-        written = read_gguf(path)
-        config = gguf_config(written)
-        ours, theirs = describe(read_config(folder)), describe(config)
-        for name in Description.__annotations__:
-            if name not in ("layers", "tensor_names") and getattr(ours, name) != getattr(
-                theirs, name
-            ):
-                raise _difference(folder, name, ours, theirs)
-        for number, (a, b) in enumerate(zip(ours.layers, theirs.layers, strict=True)):
-            same = replace(a, rope=None) == replace(b, rope=None)
-            if not same or not _same_rope(a.rope, b.rope):
-                raise UnsupportedError(
-                    f"{folder}: GGUF cannot describe layer {number} of this model, {a}, "
-                    f"exactly, but only {b}"
-                )
-        one, other = Tokenizer.from_folder(folder), Tokenizer.from_gguf(written)
-        if one.encode(_SAMPLE) != other.encode(_SAMPLE) or one.eos_ids != other.eos_ids:
+                at += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+            file.truncate(at)  # what is not written takes no room on the disk
+        try:
+            written = read_gguf(path)
+            theirs, other = describe(gguf_config(written)), Tokenizer.from_gguf(written)
+        except AnyDeviceError as error:
+            raise UnsupportedError(f"{folder} cannot be described in GGUF: {error}") from error
+    ours, one = describe(read_config(folder)), Tokenizer.from_folder(folder)
+    for name in Description.__annotations__.keys() - {"layers", "tensor_names"}:
+        if getattr(ours, name) != getattr(theirs, name):
             raise UnsupportedError(
-                f"{folder}: its tokenizer gives other tokens than GGUF's kind of it"
+                f"{folder} cannot be described in GGUF: its {name} is {getattr(ours, name)}, and "
+                f"in the file it would be {getattr(theirs, name)}"
             )
-
-
-def _difference(
-    folder: Path, name: str, ours: Description, theirs: Description
-) -> UnsupportedError:
-    return UnsupportedError(
-        f"{folder}: GGUF cannot describe this model exactly: its {name} is "
-        f"{getattr(ours, name)}, and in the file it would be {getattr(theirs, name)}"
-    )
+    for number, (a, b) in enumerate(zip(ours.layers, theirs.layers, strict=True)):
+        if replace(a, rope=None) != replace(b, rope=None) or not _same_rope(a.rope, b.rope):
+            raise UnsupportedError(
+                f"{folder} cannot be described in GGUF: its layer {number} is {a}, and in the "
+                f"file it would be {b}"
+            )
+    if one.encode(_SAMPLE) != other.encode(_SAMPLE) or one.eos_ids != other.eos_ids:
+        raise UnsupportedError(f"{folder}: its tokenizer gives other tokens than GGUF's kind of it")
 
 
 def _same_rope(a: Rope | None, b: Rope | None) -> bool:

@@ -30,6 +30,7 @@ COMMANDS = {
     "doctor": "compute on every usable device, explain what is wrong and what to do",
     "verify": "compute every op here in every way, and compare with one reference",
     "chat": "talk to a language model, or give it one prompt",
+    "quantize": "write a language model as a GGUF file with quantized weights",
     "launch": "run a training script in several processes",
     "bench": "measure this machine's ceilings, and how near to them every op comes",
     "prove": "prove a property of a model for every input, or find one that refutes it",
