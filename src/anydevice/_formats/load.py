@@ -132,7 +132,7 @@ def load_joined(
         raise not_driven(device)
     loaded: dict[Key, Any] = dict.fromkeys(arrays)
     try:
-        with _progress(arrays, progress) as advance, OpenFiles() as files:
+        with loading_progress(arrays, progress) as advance, OpenFiles() as files:
             if opened is not None:
                 files.adopt(opened)
             engine = registry.load(device.engine)
@@ -167,7 +167,7 @@ def _float_dtype(dtype: object) -> DType | None:
 
 
 @contextmanager
-def _progress(arrays: Mapping[Any, Stored], wanted: bool | None) -> Iterator[Advance]:
+def loading_progress(arrays: Mapping[Any, Stored], wanted: bool | None) -> Iterator[Advance]:
     """Show a bar on a terminal or in a notebook; yields a function that takes newly read bytes.
 
     It appears at once if `wanted` is true or much is loaded, else after a second; never if false.
@@ -177,7 +177,7 @@ def _progress(arrays: Mapping[Any, Stored], wanted: bool | None) -> Iterator[Adv
     if not shown and not notebook:
         yield lambda size: None
         return
-    total = sum(part.nbytes for stored in arrays.values() for part in _parts(stored))
+    total = sum(part.nbytes for stored in arrays.values() for part in stored_parts(stored))
     delay = 0.0 if wanted or total > LARGE else SLOW
     done = 0
 
@@ -224,6 +224,8 @@ class Joined(Record):
 
 Quantizer = Callable[[Any], QuantizedWeight]
 """Quantizes rows of float32, (rows, columns), with one scheme."""
+WriteRows = Callable[[Any, QuantizedWeight], None]
+"""Takes the numbers of rows, as an index, and the rows."""
 
 
 class Packed(Record):
@@ -239,37 +241,49 @@ class Packed(Record):
         return sum(part.tensor.nbytes for part in self.parts)
 
     def read(self, files: OpenFiles, advance: Advance) -> QuantizedWeight:
-        """Return the weight in host memory; several threads unpack it, some rows at a time."""
-        rows, columns = prod(self.shape[:-1]), self.shape[-1]
-        works, start, step = _Works(), 0, max(1, CHUNK // (4 * columns))
-        first = self._rows(self.parts[0], files.of(self.parts[0].tensor), 0, 1)
+        """Return the weight in host memory."""
+        rows, first = prod(self.shape[:-1]), self.row(files)
         arrays = {n: np.empty((rows, x.shape[-1]), x.dtype) for n, x in first.arrays.items()}
-        for part in self.parts:
-            count, file = part.size // columns, files.of(part.tensor)
-            room = {name: x[start : start + count] for name, x in arrays.items()}
-            order = np.arange(count)
-            if part.arrange is not None and self.quantizer is None:  # it reorders rows
-                order = np.argsort(part.arrange(order[:, None])[:, 0])
-            stride = step if part.arrange is None or self.quantizer is None else count
-            for at in range(0, count, stride):
-                end = min(count, at + stride)
-                fill = partial(self._fill, part, file, at, end)
-                works.pending.append(partial(fill, room, order[at:end], advance))
-            start += count
-        threads = min(MOST_THREADS, usable_cores(), len(works.pending))
-        side_by_side(*[works.do_all] * threads)
+
+        def write(numbers: Any, weight: QuantizedWeight) -> None:
+            for name, x in weight.arrays.items():
+                arrays[name][numbers] = x
+
+        self.read_rows(files, write, advance)
         return first.with_arrays(
             {name: x.reshape(*self.shape[:-1], -1) for name, x in arrays.items()}, self.shape
         )
 
-    def _fill(
-        self, part: Segment, file: PlainFile, start: int, stop: int, room: dict[str, Any],
-        order: Any, advance: Advance,
+    def row(self, files: OpenFiles, number: int = 0) -> QuantizedWeight:
+        """Return a row of the first part; all rows differ in their arrays only."""
+        part = self.parts[0]
+        return self._rows(part, files.of(part.tensor), number, number + 1)
+
+    def read_rows(self, files: OpenFiles, write: WriteRows, advance: Advance) -> None:
+        """Call `write` with the numbers of rows, and these rows, from several threads."""
+        columns, works, start = self.shape[-1], _Works(), 0
+        step = max(1, CHUNK // (4 * columns))
+        for part in self.parts:
+            count, file = part.size // columns, files.of(part.tensor)
+            numbers = np.arange(start, start + count)
+            if part.arrange is not None and self.quantizer is None:  # it reorders rows
+                numbers = start + np.argsort(part.arrange(numbers[:, None])[:, 0])
+            stride = step if part.arrange is None or self.quantizer is None else count
+            for at in range(0, count, stride):
+                end = min(count, at + stride)
+                own = slice(start + at, start + end) if part.arrange is None else numbers[at:end]
+                work = partial(self._read_some, part, file, (at, end), own, write, advance)
+                works.pending.append(work)
+            start += count
+        threads = min(MOST_THREADS, usable_cores(), len(works.pending))
+        side_by_side(*[works.do_all] * threads)
+
+    def _read_some(
+        self, part: Segment, file: PlainFile, rows: tuple[int, int], numbers: Any,
+        write: WriteRows, advance: Advance,
     ) -> None:  # fmt: skip
-        """Write rows of a part to the places that `order` gives."""
-        for name, x in self._rows(part, file, start, stop).arrays.items():
-            room[name][order] = x
-        advance(part.tensor.nbytes * (stop - start) * self.shape[-1] // part.size)
+        write(numbers, self._rows(part, file, *rows))
+        advance(part.tensor.nbytes * (rows[1] - rows[0]) * self.shape[-1] // part.size)
 
     def _rows(self, part: Segment, file: PlainFile, start: int, stop: int) -> QuantizedWeight:
         columns = self.shape[-1]
@@ -290,7 +304,8 @@ Stored = Joined | Packed | tuple[Joined | Packed, ...]
 """A parameter in files; the parts of a tuple have rows of different kinds, and stay apart."""
 
 
-def _parts(stored: Stored) -> tuple[Joined | Packed, ...]:
+def stored_parts(stored: Stored) -> tuple[Joined | Packed, ...]:
+    """Return the parts of a parameter."""
     return stored if isinstance(stored, tuple) else (stored,)
 
 
@@ -481,7 +496,7 @@ def in_file_order(arrays: Mapping[Any, Stored]) -> list[Any]:
     ranks: dict[Path, int] = {}
     order = []
     for number, stored in enumerate(arrays.values()):
-        tensor = _parts(stored)[0].parts[0].tensor
+        tensor = stored_parts(stored)[0].parts[0].tensor
         order.append((ranks.setdefault(tensor.path, len(ranks)), tensor.start, number))
     keys = list(arrays)
     return [keys[number] for _, _, number in sorted(order)]
