@@ -119,6 +119,8 @@ class GgufTensor(StoredTensor):
     """A tensor of a GGUF file. Reading unpacks it; blocks lie along its last axis."""
 
     packing: Packing
+    whole: bool = False
+    """Whether `blocks` unpacks each code of 5 and 6 bits into a byte of its own."""
 
     def read(self, file: PlainFile, target: Any, first: int) -> None:
         packing = self.packing
@@ -127,7 +129,7 @@ class GgufTensor(StoredTensor):
             if packing.name in BLOCK_TYPES:
                 values = dequantize(self.blocks(file, first, (1, blocks * packing.elements)))[0]
             else:
-                raw = self._bytes(file, first, blocks)
+                raw = self._bytes(file, [first], blocks)
                 if packing.elements == 1:
                     values = raw.view(packing.dtype.numpy())
                 else:
@@ -140,23 +142,30 @@ class GgufTensor(StoredTensor):
         """The scheme of its quantized weights; None if it is read as floating-point numbers."""
         return self.packing.name.lower() if self.packing.name in BLOCK_TYPES else None
 
-    def blocks(self, file: PlainFile, first: int, shape: tuple[int, int]) -> QuantizedWeight:
+    def blocks(
+        self, file: PlainFile, first: int | Sequence[int], shape: tuple[int, int]
+    ) -> QuantizedWeight:
         """Return rows of whole blocks as they are stored, from the element `first` on.
 
-        Raises `TransferError` for scales that are NaN or infinite.
+        `first` may also have the first element of each row. Raises `TransferError` for scales that
+        are NaN or infinite.
         """
-        raw = self._bytes(file, first, prod(shape) // self.packing.elements)
-        weight = unpack_blocks(self.packing.name, raw, shape)
+        parts = [first] if isinstance(first, int) else first
+        size = prod(shape) // self.packing.elements // len(parts)
+        raw = self._bytes(file, parts, size)
+        weight = unpack_blocks(self.packing.name, raw, shape, self.whole)
         for array in map(np.asarray, weight.arrays.values()):
             if array.dtype.kind not in "iu" and not np.isfinite(array).all():
                 raise self.error(f"it has scales that are NaN or infinite; {_AGAIN}")
         return weight
 
-    def _bytes(self, file: PlainFile, first: int, blocks: int) -> Any:
-        raw = np.empty(blocks * self.packing.bytes, np.uint8)
-        start = first // self.packing.elements * self.packing.bytes
-        file.read_into(raw.data, self.start + start)
-        return raw
+    def _bytes(self, file: PlainFile, first: Sequence[int], blocks: int) -> Any:
+        """Return the bytes of `blocks` blocks from each element in `first` on."""
+        raw = np.empty((len(first), blocks * self.packing.bytes), np.uint8)
+        for row, element in zip(raw, first, strict=True):
+            start = element // self.packing.elements * self.packing.bytes
+            file.read_into(row.data, self.start + start)
+        return raw.reshape(-1)
 
     def as_matrix(self) -> GgufTensor:
         """Return a vector as a matrix of one row."""

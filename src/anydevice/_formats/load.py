@@ -8,7 +8,7 @@ import sys
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -131,12 +131,8 @@ def load_joined(
     if device.engine is None:
         raise not_driven(device)
     loaded: dict[Key, Any] = dict.fromkeys(arrays)
-
-    def total() -> int:
-        return sum(part.nbytes for stored in arrays.values() for part in _parts(stored))
-
     try:
-        with progress_in_bytes(total, progress, "loading weights") as advance, OpenFiles() as files:
+        with loading_progress(arrays, progress) as advance, OpenFiles() as files:
             if opened is not None:
                 files.adopt(opened)
             engine = registry.load(device.engine)
@@ -168,6 +164,17 @@ def _float_dtype(dtype: object) -> DType | None:
             "as 'bfloat16', 'float16' or 'float32'; all others keep their own"
         )
     return wanted
+
+
+def loading_progress(
+    arrays: Mapping[Any, Stored], wanted: bool | None
+) -> AbstractContextManager[Advance]:
+    """Show the progress of a load, as `progress_in_bytes` does."""
+
+    def total() -> int:
+        return sum(part.nbytes for stored in arrays.values() for part in stored_parts(stored))
+
+    return progress_in_bytes(total, wanted, "loading weights")
 
 
 @contextmanager
@@ -231,6 +238,8 @@ class Joined(Record):
 
 Quantizer = Callable[[Any], QuantizedWeight]
 """Quantizes rows of float32, (rows, columns), with one scheme."""
+WriteRows = Callable[[Any, QuantizedWeight], None]
+"""Takes the numbers of rows, as an index, and the rows."""
 
 
 class Packed(Record):
@@ -249,26 +258,14 @@ class Packed(Record):
         """Return the weight in host memory; several threads unpack it, some rows at a time."""
         if self.parts[0].tensor.whole and self.quantizer is None:
             return self._read_whole(files, advance)
-        rows, columns = prod(self.shape[:-1]), self.shape[-1]
-        works, start, step = _Works(), 0, max(1, CHUNK // (4 * columns))
-        sample = replace(self.parts[0], arrange=None)
-        first = self._rows(sample, files.of(sample.tensor), 0, 1)
+        rows, first = prod(self.shape[:-1]), self.row(files)
         arrays = {n: np.empty((rows, x.shape[-1]), x.dtype) for n, x in first.arrays.items()}
-        for part in self.parts:
-            count, file = part.size // columns, files.of(part.tensor)
-            room = {name: x[start : start + count] for name, x in arrays.items()}
-            order = np.arange(count)
-            if part.arrange is not None and self.quantizer is None:  # it reorders rows
-                order = np.argsort(part.arrange(order[:, None])[:, 0])
-            whole = part.tensor.whole or (part.arrange is not None and self.quantizer is not None)
-            stride = count if whole else step
-            for at in range(0, count, stride):
-                end = min(count, at + stride)
-                fill = partial(self._fill, part, file, at, end)
-                works.pending.append(partial(fill, room, order[at:end], advance))
-            start += count
-        threads = min(MOST_THREADS, usable_cores(), len(works.pending))
-        side_by_side(*[works.do_all] * threads)
+
+        def write(numbers: Any, weight: QuantizedWeight) -> None:
+            for name, x in weight.arrays.items():
+                arrays[name][numbers] = x
+
+        self.read_rows(files, write, advance)
         return first.with_arrays(
             {name: x.reshape(*self.shape[:-1], -1) for name, x in arrays.items()}, self.shape
         )
@@ -296,14 +293,37 @@ class Packed(Record):
             {name: x.reshape(*self.shape[:-1], -1) for name, x in arrays.items()}, self.shape
         )
 
-    def _fill(
-        self, part: Segment, file: PlainFile, start: int, stop: int, room: dict[str, Any],
-        order: Any, advance: Advance,
+    def row(self, files: OpenFiles, number: int = 0) -> QuantizedWeight:
+        """Return a row of the first part; all rows differ in their arrays only."""
+        part = replace(self.parts[0], arrange=None)
+        return self._rows(part, files.of(part.tensor), number, number + 1)
+
+    def read_rows(self, files: OpenFiles, write: WriteRows, advance: Advance) -> None:
+        """Call `write` with the numbers of rows, and these rows, from several threads."""
+        columns, works, start = self.shape[-1], _Works(), 0
+        step = max(1, CHUNK // (4 * columns))
+        for part in self.parts:
+            count, file = part.size // columns, files.of(part.tensor)
+            numbers = np.arange(start, start + count)
+            if part.arrange is not None and self.quantizer is None:  # it reorders rows
+                numbers = start + np.argsort(part.arrange(numbers[:, None])[:, 0])
+            whole = part.tensor.whole or (part.arrange is not None and self.quantizer is not None)
+            stride = count if whole else step
+            for at in range(0, count, stride):
+                end = min(count, at + stride)
+                own = slice(start + at, start + end) if part.arrange is None else numbers[at:end]
+                work = partial(self._read_some, part, file, (at, end), own, write, advance)
+                works.pending.append(work)
+            start += count
+        threads = min(MOST_THREADS, usable_cores(), len(works.pending))
+        side_by_side(*[works.do_all] * threads)
+
+    def _read_some(
+        self, part: Segment, file: PlainFile, rows: tuple[int, int], numbers: Any,
+        write: WriteRows, advance: Advance,
     ) -> None:  # fmt: skip
-        """Write rows of a part to the places that `order` gives."""
-        for name, x in self._rows(part, file, start, stop).arrays.items():
-            room[name][order] = x
-        advance(part.tensor.nbytes * (stop - start) * self.shape[-1] // part.size)
+        write(numbers, self._rows(part, file, *rows))
+        advance(part.tensor.nbytes * (rows[1] - rows[0]) * self.shape[-1] // part.size)
 
     def _rows(self, part: Segment, file: PlainFile, start: int, stop: int) -> QuantizedWeight:
         columns = self.shape[-1]
@@ -325,7 +345,8 @@ Stored = Joined | Packed | tuple[Joined | Packed, ...]
 """A parameter in files; the parts of a tuple have rows of different kinds, and stay apart."""
 
 
-def _parts(stored: Stored) -> tuple[Joined | Packed, ...]:
+def stored_parts(stored: Stored) -> tuple[Joined | Packed, ...]:
+    """Return the parts of a parameter."""
     return stored if isinstance(stored, tuple) else (stored,)
 
 
@@ -517,7 +538,7 @@ def in_file_order(arrays: Mapping[Any, Stored]) -> list[Any]:
     ranks: dict[Path, int] = {}
     order = []
     for number, stored in enumerate(arrays.values()):
-        tensor = _parts(stored)[0].parts[0].tensor
+        tensor = stored_parts(stored)[0].parts[0].tensor
         order.append((ranks.setdefault(tensor.path, len(ranks)), tensor.start, number))
     keys = list(arrays)
     return [keys[number] for _, _, number in sorted(order)]

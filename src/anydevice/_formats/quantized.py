@@ -147,8 +147,8 @@ def unpack_blocks(
 def _field(raw: HostArray, start: int, stop: int, dtype: Any = np.uint32) -> HostArray:
     """Return bytes of each block as words; a block's are copied at once."""
     item, blocks = np.dtype((np.void, stop - start)), len(raw)
-    field = np.ndarray(blocks, item, raw, start, raw.strides[:1]).copy()
-    return field.view(dtype).reshape(blocks, -1)
+    field: HostArray = np.ndarray(blocks, item, raw, start, raw.strides[:1]).copy().view(dtype)
+    return field.reshape(blocks, -1)
 
 
 def _half(raw: HostArray, start: int) -> HostArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -16,15 +17,22 @@ from anydevice._core.locks import ExitLock
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.text import format_count, format_size
 from anydevice._formats.gguf import read_gguf, sampling_values
+from anydevice._formats.load import Packed, Stored, load_joined, stored_parts
 from anydevice._llm.capture import check_kernels
 from anydevice._llm.decoder import Parameters
 from anydevice._llm.description import Description, describe
-from anydevice._llm.generate import DecoderExecutor, Prompts, Step, replies, score
+from anydevice._llm.generate import DecoderExecutor, Executor, Prompts, Step, replies, score
 from anydevice._llm.sampling import GenerationOptions, Sampling, generation_options, sampling
 from anydevice._llm.template import refuse_images
 from anydevice._llm.text import TextStream
 from anydevice._llm.tokenizer import CONFIG, GENERATION, TOKENIZER, Tokenizer, read_values
-from anydevice._llm.weights import load_parameters, runnable_dtype, weights_option
+from anydevice._llm.weights import (
+    TreePath,
+    plan_parameters,
+    runnable_dtype,
+    tree_of,
+    weights_option,
+)
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
 from anydevice._plan.config import (
@@ -158,7 +166,11 @@ def load(
     limit = _context(context, config.optional("longest_context"))
     options = {"dtype": dtype, "weights": weights}
     plan = _plan(ModelFiles(path, config), target, options, limit, given=context is not None)
-    target = _with_fast_engine(target, plan.estimate.weights)
+    dtype = plan.estimate.dtype
+    stored = plan_parameters(file or path, description, dtype, kept)
+    executor: Executor | None = None
+    if target.backend == "cpu" and target.engine_is_free and activations is None:
+        executor = _session_executor(description, stored, target, plan, progress)
     if file is None:
         generation = read_values(path / GENERATION)
         known = {CONFIG: config.raw, GENERATION: generation}
@@ -167,13 +179,16 @@ def load(
     else:
         tokenizer = Tokenizer.from_gguf(file)
         defaults = _checked_sampling(sampling_values(file), path)
-    dtype = plan.estimate.dtype
-    if target.backend == "cuda":
-        check_kernels(target, dtype)
-    parameters = load_parameters(
-        file or path, description, target, dtype, weights=kept, progress=progress
-    )
-    return LanguageModel(description, parameters, tokenizer, target, plan, title_of(path), defaults)
+    if executor is None:
+        target = _with_fast_engine(target, plan.estimate.weights)
+        if target.backend == "cuda":
+            check_kernels(target, dtype)
+        executor = DecoderExecutor(
+            description, tree_of(load_joined(stored, target, progress)), target
+        )
+    model = LanguageModel.__new__(LanguageModel)
+    model._begin(executor, tokenizer, plan, title_of(path), defaults)
+    return model
 
 
 class LanguageModel:
@@ -195,19 +210,26 @@ class LanguageModel:
         name: str = "model",
         generation_defaults: Mapping[str, Any] = NOTHING,
     ) -> None:
-        self.description, self.tokenizer = description, tokenizer
-        self.device, self.plan, self.name = device, plan, name
+        executor = DecoderExecutor(description, parameters, device)
+        self._begin(executor, tokenizer, plan, name, generation_defaults)
+
+    def _begin(
+        self, executor: Executor, tokenizer: Tokenizer, plan: Plan, name: str,
+        generation_defaults: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self.description, self.tokenizer = executor.description, tokenizer
+        self.device, self.plan, self.name = executor.device, plan, name
         self.generation_defaults = dict(generation_defaults)
         self.context = plan.estimate.context
         self.dtype = plan.estimate.dtype
-        self._executor = DecoderExecutor(description, parameters, device)
+        self._executor = executor
 
     def __repr__(self) -> str:
         estimate = self.plan.estimate
         kept = estimate.shape.quantization if estimate.shape else None
         dtype = f"{kept} with {self.dtype}" if kept else self.dtype
         model = f"{self.name}: {format_count(estimate.parameters)} parameters in {dtype}"
-        where = f"on {self.device} ({self.device.engine})"
+        where = f"on {self.device} ({self.executor})"
         return f"<{model}, {where}, context {self.context}, {format_size(estimate.total)}>"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -215,6 +237,11 @@ class LanguageModel:
             f"{self.name} is on {self.device}, and cannot be copied or pickled: load it in each "
             "process that needs it; threads of one process share a model"
         )
+
+    @property
+    def executor(self) -> str:
+        """The library that computes: `"onnxruntime"`, or the engine of `device`."""
+        return self._executor.name
 
     @property
     def parameters(self) -> Parameters:
@@ -537,6 +564,23 @@ def _is_integer(value: object) -> bool:
 def _is_list(value: object) -> bool:
     """Whether a value is a list of tokens; bytes, although a sequence of integers, are not."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def _session_executor(
+    description: Description, stored: Mapping[TreePath, Stored], device: Device, plan: Plan,
+    progress: bool | None,
+) -> Executor | None:  # fmt: skip
+    """Return an executor of onnxruntime for quantized weights, or None with the reason logged."""
+    if not any(isinstance(x, Packed) for value in stored.values() for x in stored_parts(value)):
+        return None
+    try:
+        from anydevice._llm.graph import graph_executor
+
+        arguments = description, stored, device, plan.estimate.context, progress
+        return graph_executor(*arguments)
+    except (ImportError, UnsupportedError) as error:
+        logging.getLogger("anydevice").debug("onnxruntime is not used: %s", error)
+        return None
 
 
 def _with_fast_engine(device: Device, weights: int) -> Device:

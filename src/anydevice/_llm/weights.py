@@ -169,22 +169,35 @@ def load_parameters(
     """Load the parameters of a decoder onto a device, from a folder or a GGUF file.
 
     Tensors are read one after another, each straight into its array; beside the parameters there is
-    at most one array in memory. `dtype` is that of floating-point parameters, and of the numbers
-    that a layer computes with quantized ones; the default is the dtype of the stored embedding.
-
-    Raises before anything is read, naming file and tensor: `TransferError` for tensors that are
-    missing, left over or of the wrong shape, `UnsupportedError` for weights of 8 bits or less.
+    at most one array in memory. Raises as `plan_parameters` does, before anything is read.
     """
-    options: dict[str, Any] = {"weights": weights, "progress": progress}
+    plan = plan_parameters(folder, description, dtype, weights)
+    return tree_of(load_joined(plan, device, progress))
+
+
+def plan_parameters(
+    folder: str | Path | GgufFile,
+    description: Description,
+    dtype: object = None,
+    weights: Weights = AS_STORED,
+) -> dict[TreePath, Stored]:
+    """Return the parameters of a decoder on their way from a folder or a GGUF file.
+
+    `dtype` is that of floating-point parameters, and of the numbers that a layer computes with
+    quantized ones; the default is the dtype of the stored embedding.
+
+    Raises, naming file and tensor: `TransferError` for tensors that are missing, left over or of
+    the wrong shape, `UnsupportedError` for weights of 8 bits or less.
+    """
     if isinstance(folder, GgufFile):
         stored, source = _gguf_tensors(folder, description), folder.path
-        return load_stored(stored, description, device, dtype, source=source, **options)
+        return plan_stored(stored, description, dtype, source=source, weights=weights)
     path = expanded(folder)
     if is_gguf_path(path):
-        return load_parameters(read_gguf(path), description, device, dtype, **options)
+        return plan_parameters(read_gguf(path), description, dtype, weights)
     stored = _folder_tensors(path, description)
     _check_scales(stored.values(), widen=not weights.stored)
-    return load_stored(stored, description, device, dtype, source=path, **options)
+    return plan_stored(stored, description, dtype, source=path, weights=weights)
 
 
 def _folder_tensors(path: Path, description: Description) -> dict[str, Segment]:
@@ -251,17 +264,15 @@ def _order_halves(weights: Any, size: int) -> Any:
     return weights.reshape(heads, size // 2, 2, *rest).swapaxes(1, 2).reshape(weights.shape)
 
 
-def load_stored(
+def plan_stored(
     stored: Mapping[str, Segment],
     description: Description,
-    device: Device,
     dtype: object = None,
     *,
     source: Path,
     weights: Weights = AS_STORED,
-    progress: bool | None = None,
-) -> dict[str, Any]:
-    """Load the parameters of a decoder from stored tensors, by the names of Llama's files."""
+) -> dict[TreePath, Stored]:
+    """Return the parameters of a decoder on their way from tensors with names of Llama's files."""
     embedding = stored.get("model.embed_tokens.weight")
     wanted = runnable_dtype(dtype or "float32")
     if dtype is None and embedding is not None:
@@ -277,7 +288,7 @@ def load_stored(
                 used.add(part.tensor.name)
     left = {name for name, part in stored.items() if part.tensor.name not in used}
     _refuse_left_over(left, stored, description)
-    return tree_of(load_joined(plan, device, progress))
+    return plan
 
 
 def tree_of(arrays: Mapping[TreePath, Any]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 OWN = "com.microsoft"
 """The domain of onnxruntime's own operators."""
+OUTSIDE = "weights"
+"""The file in which large constants are said to be; nothing is read from it."""
 LARGE = 1024
 """Bytes above which a constant is kept outside of the serialized graph."""
 BLOCKS = (16, 32, 64, 128, 256)
@@ -47,10 +49,14 @@ class Matrix(Record):
 
 
 class Constant(Record):
-    """Arrays of one session that are filled together: their names, shapes and dtypes."""
+    """Arrays of one session that are filled together: their names, shapes and dtypes.
+
+    Those that are `packed` are weights of products, of which onnxruntime makes its own copies.
+    """
 
     arrays: tuple[tuple[str, tuple[int, ...], str], ...]
     fill: Callable[..., None]
+    packed: bool = False
 
 
 class Graph:
@@ -64,6 +70,8 @@ class Graph:
         self._small: list[Any] = []
         self._named: dict[Any, str] = {}
         self.constants: list[Constant] = []
+        self.products: set[tuple[int, int, int]] = set()
+        """The kinds of products: bits, block and accuracy level; float32 has 32 bits."""
 
     def input(self, name: str, shape: Sequence[int | str], dtype: str = "float32") -> str:
         """Declare an input; a text in its shape is a size that varies."""
@@ -117,6 +125,7 @@ class Graph:
     def _float(self, x: str, group: list[Matrix], rows: int, bias: Any) -> str:
         columns = group[0].columns
         name = self._weights(group, (((rows, columns), "float32"),), lambda rows: (rows,))[0]
+        self.products.add((32, 16, 0))
         y = self.node("FusedMatMul", x, name, domain=OWN, transB=1)
         return y if bias is None else self.node("Add", y, self.constant(bias))
 
@@ -128,8 +137,10 @@ class Graph:
             ((rows, blocks, like.block * bits // 8), "uint8"),
             ((rows, blocks), "float32"),
         ]
+        self.products.add((bits, like.block, self._accuracy))
         if _has_minimums(like):
             shapes.append(((rows, blocks), "float32"))
+            self.products.add((32, 16, 0))
         names = self._weights(group, shapes, lambda weight: multiplied(weight, bits))
         inputs = [x, *names[:2], "", "", *([] if bias is None else [self.constant(bias)])]
         y = self.node(
@@ -171,7 +182,7 @@ class Graph:
                 start += matrix.rows
 
         arrays = tuple((name, *spec) for name, spec in zip(names, shapes, strict=True))
-        self.constants.append(Constant(arrays, fill))
+        self.constants.append(Constant(arrays, fill, packed=True))
         return names
 
     def serialize(self) -> bytes:
@@ -243,5 +254,5 @@ def _declared(name: str, shape: tuple[int, ...], dtype: str) -> Any:
     """Return a constant whose bytes the session is given."""
     tensor = TensorProto(name=name, dims=shape, data_type=_kind(dtype))
     tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value=name)
+    tensor.external_data.add(key="location", value=OUTSIDE)
     return tensor
