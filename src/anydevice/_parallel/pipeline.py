@@ -97,7 +97,8 @@ def pipeline(
 
     A `nn.Model` is not changed. A module of PyTorch, such as a model of Hugging Face, is moved in
     place. Inputs must be on the first device; the output is on the last. With `microbatches`, a
-    training divides its batches, so that several devices compute at once.
+    training divides its batches, so that several devices compute at once (GPipe: Huang et al.
+    2019).
 
     Raises `ConfigurationError` for names that the model does not have, for more places than layers
     and for a plan of another model; `DeviceNotFoundError` for a device that is not there;

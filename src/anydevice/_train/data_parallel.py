@@ -504,8 +504,8 @@ class RingStrategy(ProcessStrategy):
 class ShardStrategy(ProcessStrategy):
     """A training with parameters and optimizer state divided over processes of PyTorch.
 
-    A stepper of our models updates the shards of this process as plain tensors; callers outside
-    see DTensors.
+    ZeRO, stage 3 (Rajbhandari et al. 2020). A stepper of our models updates the shards of this
+    process as plain tensors; callers outside see DTensors.
     """
 
     is_sharded = True
