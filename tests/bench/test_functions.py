@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ def timed(
 
 
 X = np.ones((8, 8), np.float32)
+MIB = 2**20
 
 
 @pytest.mark.parametrize("devices", [["cpu"], "cpu", Device("cpu")])
@@ -43,6 +45,29 @@ def test_a_function_on_the_cpu(devices: Any) -> None:
     assert "1.00 ×" in str(timings)
     data = json.loads(json.dumps(timings.to_dict()))
     assert data["rows"][0]["samples"] == row.samples
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux resets the peak of a process")
+@pytest.mark.parametrize("engine", ["numpy", "torch"])
+def test_the_peak_is_that_of_one_call(engine: str) -> None:
+    """A call before it that took more does not count."""
+    pytest.importorskip(engine)
+    place = Device("cpu", engine=engine)
+    rows = [
+        timed(lambda a: ops.sum(a + a), np.ones(size * MIB // 4, np.float32), devices=place)["cpu"]
+        for size in (128, 48, 1)
+    ]
+    assert [row.reason for row in rows] == [None] * 3
+    peaks = [(row.peak or 0) / MIB for row in rows]
+    assert peaks == pytest.approx([128, 48, 1], abs=8)
+
+
+def test_the_peak_on_a_card_is_that_of_its_memory() -> None:
+    pytest.importorskip("torch")
+    with testing.fake_machine(cuda=1, engines=["torch"]):
+        [row] = timed(lambda a: ops.sum(a + a), np.ones(2**18, np.float32), devices="cuda:0")
+    assert row.peak is not None
+    assert 0 <= row.peak - MIB < 1024  # and the sum
 
 
 @pytest.mark.parametrize("engine", ["torch", "jax", "mlx"])

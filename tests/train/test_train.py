@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import anydevice
-from anydevice import nn, ops
+from anydevice import nn, ops, testing
 from anydevice._core.device import Device
 from anydevice._core.engine import consuming
 from anydevice._core.text import clock
@@ -828,3 +829,29 @@ def test_histories_are_drawn(tmp_path: Path) -> None:
     assert run.history != list(run.history)
     assert repr(run.history).startswith("History([Epoch(epoch=1")
     assert run.history[:1] == (run.history[0],)
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda:0"])
+def test_each_epoch_has_its_own_peak_of_memory(place: str) -> None:
+    """The first epoch has large batches. Of a fake card, live arrays are counted."""
+    pytest.importorskip("torch")
+    if place == "cpu" and sys.platform != "linux":
+        pytest.skip("only Linux resets the peak of a process")
+    x, seen = np.ones((2**15, 64), np.float32), list[Any]()
+    with testing.fake_machine(cuda=1, engines=["torch"]):
+        here = anydevice.device(place, engine="torch")
+
+        def batches(seed: int, epoch: int) -> Any:
+            size = 2**15 if epoch == 1 else 64
+            return [(x[:size], x[:size])] * 3
+
+        done = nn.train(
+            nn.build(nn.Dense(64, 512), "relu", nn.Dense(512, 64), device=here), batches,
+            nn.SGD(1e-3), "mean_squared_error", epochs=3, optimize="none", progress=False,
+            callbacks=lambda event: seen.append(event.ended.peak),
+        )  # fmt: skip
+    first, *rest = seen
+    assert [epoch.peak for epoch in done.history] == seen
+    activations = 2**15 * 512 * 4
+    assert all(first - peak > activations / 2 for peak in rest), seen
+    assert "peak" in str(done.history)
