@@ -110,9 +110,9 @@ def _why_not(row: Any) -> str:
     if not registry.version_of(row.name):
         return Reason("", "it is not installed", f"pip install {row.libraries[0]}").with_fix
     findings = [discover()[backend] for backend in row.backends]
-    statuses = [device.status for each in findings for device in each.devices]
+    statuses = [device.status for finding in findings for device in finding.devices]
     refusals = [refusal for status in statuses if status for refusal in status.refusals]
-    said = [each.reason for each in refusals if each.engine == row.name]
+    said = [refusal.reason for refusal in refusals if refusal.engine == row.name]
     said = said or [reason for finding in findings for reason in finding.reasons]
     return "; ".join(dict.fromkeys(reason.with_fix for reason in said))
 

@@ -215,7 +215,11 @@ _ABSENT = {name for name in _OPTIONAL if importlib.util.find_spec(name) is None}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test is marked with `needs` where it asks for a library without importing it itself."""
+    """Draw the same numbers whatever ran before; skip a test whose `needs` are not installed."""
+    if "torch" in sys.modules:  # its `manual_seed` notes the call for each kind of GPU, too
+        sys.modules["torch"].default_generator.manual_seed(0)
+    if "mlx.core" in sys.modules:
+        sys.modules["mlx.core"].random.seed(0)
     for name in [name for mark in item.iter_markers("needs") for name in mark.args]:
         if name in _ABSENT:
             say = pytest.fail if name in _ASKED else pytest.skip

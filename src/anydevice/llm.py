@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from anydevice._llm.model import Score as Score
     from anydevice._llm.model import Speed as Speed
     from anydevice._llm.model import load as load
+    from anydevice._llm.quantize import QuantizedFile as QuantizedFile
+    from anydevice._llm.quantize import quantize as quantize
 
 __all__, __getattr__, __dir__ = _lazy_names(
-    __name__, {"_llm.model": "LanguageModel Reply ReplyStream Score Speed load"}
+    __name__,
+    {
+        "_llm.model": "LanguageModel Reply ReplyStream Score Speed load",
+        "_llm.quantize": "QuantizedFile quantize",
+    },
 )

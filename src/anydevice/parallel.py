@@ -1,4 +1,4 @@
-"""Several devices, and several processes: meshes, data and models over them, and starting them.
+"""Several devices and processes: meshes, data and models spread over them, and a launcher.
 
     from anydevice import nn, parallel
 

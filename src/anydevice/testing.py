@@ -119,7 +119,7 @@ def fake_backend(
         return BackendScan(backend, present=False, stage="driver", reason=missing)
     row = BACKENDS[backend]
     amounts = [size for _, size in named] if free is None else _amounts(free, len(named))
-    seen = tuple(
+    devices = tuple(
         RawDevice(
             index=index,
             kind=row.kind,
@@ -141,7 +141,7 @@ def fake_backend(
     if engines is None:
         able = (name for name in row.engines if name in _COMPUTING and registry.version_of(name))
         engines = tuple(able) or ("numpy",)
-    return BackendScan(backend, present=True, devices=seen, engines=tuple(engines))
+    return BackendScan(backend, present=True, devices=devices, engines=tuple(engines))
 
 
 def _named_cards(backend: str, cards: Cards, memory: int | str) -> list[tuple[str, int]]:

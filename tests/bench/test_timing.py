@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from anydevice._bench.timing import MAX_SAMPLES, time_calls
 
 
-def test_the_median_is_near_what_the_call_takes_and_the_first_is_apart() -> None:
+class Clock:
+    """Time that passes only while a test sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("anydevice._bench.timing.time", clock)
+    return clock
+
+
+def test_the_median_is_near_what_the_call_takes_and_the_first_is_apart(time: Clock) -> None:
     def call(number: int) -> int:
         time.sleep(0.05 if number == 0 else 0.005)
         return number
 
     timing = time_calls(call, lambda results: None, limit=0.1)
-    assert timing.first >= 0.05
-    assert 0.005 <= timing.low <= timing.seconds <= timing.high < 0.05
-    assert timing.samples >= 5
+    assert timing.first == pytest.approx(0.05)
+    assert (timing.low, timing.seconds, timing.high) == pytest.approx((0.005, 0.005, 0.005))
+    assert 5 <= timing.samples <= 20
     assert timing.calls == 1
 
 
-def test_every_result_is_waited_for_and_arguments_go_round() -> None:
+def test_every_result_is_waited_for_and_arguments_go_round(time: Clock) -> None:
     started: list[int] = []
     finished: list[int] = []
 
@@ -34,7 +52,7 @@ def test_every_result_is_waited_for_and_arguments_go_round() -> None:
     assert timing.calls == 7
     assert timing.samples <= MAX_SAMPLES
     waited = time_calls(lambda number: number, lambda results: time.sleep(0.004), limit=0.02)
-    assert waited.seconds >= 0.0005  # waiting counts, of at most 8 calls a sample
+    assert waited.seconds == pytest.approx(0.004 / waited.calls)  # waiting counts
 
 
 @pytest.mark.parametrize(
@@ -51,12 +69,13 @@ def test_a_slow_call_is_made_once_or_twice(
     first: float | None,
     expected: list[int],
     monkeypatch: pytest.MonkeyPatch,
+    time: Clock,
 ) -> None:
     calls: list[int] = []
 
     def slow(number: int) -> None:
         calls.append(number)
-        time.sleep(0.02)
+        time.sleep(0.02 + 0.01 * number)
 
     monkeypatch.setattr("anydevice._bench.timing.MAX_FIRST_SECONDS", longest)
     timing = time_calls(slow, lambda results: None, limit=limit, first=first)
@@ -66,7 +85,7 @@ def test_a_slow_call_is_made_once_or_twice(
     assert (timing.seconds == timing.first) == (longest < 1)
 
 
-def test_a_call_that_becomes_slow_ends_after_few_samples() -> None:
+def test_a_call_that_becomes_slow_ends_after_few_samples(time: Clock) -> None:
     def call(number: int) -> None:
         time.sleep(0.001 if number < 4 else 0.05)
 

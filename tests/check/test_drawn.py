@@ -118,6 +118,6 @@ def test_a_wrong_draw_is_made_small_and_repeated_by_its_seed(
 def test_the_command_prints_how_to_draw_again(capsys: pytest.CaptureFixture[str]) -> None:
     how = ["verify", "--op", "abs", "--engine", "numpy", "--dtype", "float32", "--quick"]
     assert main([*how, "--seed", "11"]) == 0
-    assert capsys.readouterr().out.endswith("anydevice verify --quick --seed 11\n")
+    assert capsys.readouterr().out.endswith(f"anydevice {' '.join(how)} --seed 11\n")
     bad = Verdicts((Cell("abs", "value", "float32", "cpu", "numpy", "wrong"),), seed=3)
     assert bad.to_dict()["seed"] == 3

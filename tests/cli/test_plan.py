@@ -76,7 +76,7 @@ def test_on_several_devices_it_advises_fewer(anydevice: Anydevice, large: str) -
     out = anydevice.text("plan", large, "--context", "131072", cuda=8, memory="190GiB")
     assert "together" in out
     assert "On fewer devices with:\n  context " in out
-    assert "layers quantized to int8 instead of bfloat16" in out
+    assert "weights quantized to q8_0 instead of bfloat16" in out
 
 
 def test_one_device_that_is_too_small(anydevice: Anydevice, large: str) -> None:

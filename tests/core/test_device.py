@@ -146,7 +146,7 @@ def test_a_device_made_by_hand_knows_what_discovery_knows() -> None:
 
 
 def test_free_memory_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anydevice._machine.hardware.cpu import usage as cpu
+    from anydevice._machine.hardware.cpu import reader as cpu
 
     device = Device("cpu")
     monkeypatch.setattr(cpu, "free_memory", lambda index, facts: 12345)

@@ -149,3 +149,60 @@ def test_damaged_files_are_our_errors(kind: str, count: int, tmp_path: Path) -> 
     assert sum(found.values()) == count
     assert found["refused"] > 50
     assert found["read"] > 5
+
+
+def doubled(kind: str, count: int, **attributes: int) -> list[bytes]:
+    """Return operators that each take the one before twice."""
+    return [operator(kind, [f"c{k}"] * 2, f"c{k + 1}", **attributes) for k in range(count)]
+
+
+def windows(**attributes: list[int]) -> bytes:
+    """Return a max pooling of the input with lists of integers as attributes."""
+    data = operator("MaxPool", ["input"], LAST)
+    for name, values in attributes.items():
+        data += field(5, field(1, name) + b"".join(field(8, n) for n in values) + field(20, 7))
+    return data
+
+
+LAST = "c50"
+ROW, COLUMN = np.zeros((1, 1 << 15), np.int64), np.zeros((1 << 15, 1, 1, 1))
+BOMBS: dict[str, tuple[list[bytes], dict[str, Any]]] = {
+    "constants that double": (doubled("Concat", 50, axis=0), {"c0": ROW[0]}),
+    "indices of indices": (
+        [operator("Gather", ["i", "i"], "j"), operator("Gather", ["input", "j"], LAST)],
+        {"i": ROW},
+    ),
+    "a table of integers": ([operator("Add", ["a", "b"], LAST)], {"a": ROW, "b": ROW.T}),
+    "a table of products": (
+        [operator("Mul", ["input", "a"], "r"), operator("Mul", ["r", "b"], LAST)],
+        {"a": COLUMN, "b": COLUMN.swapaxes(0, 1)},
+    ),
+    "windows": ([windows(kernel_shape=[1000, 1000], pads=[999] * 4)], {}),
+    "elements of a window": ([windows(kernel_shape=[9000, 9000], pads=[4500] * 4)], {}),
+    "a spread window": (
+        [windows(kernel_shape=[2, 2], dilations=[1 << 40] * 2, pads=[1 << 39] * 4)],
+        {},
+    ),
+    "padding of each axis": (
+        [operator("Pad", ["input", "p"], LAST)],
+        {"p": np.full(8, 1 << 16)},
+    ),
+}
+"""Operators that give c50, and constants."""
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_small_files_of_large_networks_are_refused(name: str, tmp_path: Path) -> None:
+    operators, constants = BOMBS[name]
+    graph = b"".join(field(5, tensor(k, v)) for k, v in constants.items())
+    graph += b"".join(field(1, data) for data in operators)
+    graph += field(11, described("input", (1, 1, 2, 2))) + field(12, described(LAST, (1, 2)))
+    file = tmp_path / "net.onnx"
+    file.write_bytes(field(1, 8) + field(7, graph) + field(8, field(2, 13)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnsupportedError, match=r"net\.onnx.*would have more than"):
+            read_model(file)
+        assert tracemalloc.get_traced_memory()[1] < 3 * LARGEST
+    finally:
+        tracemalloc.stop()

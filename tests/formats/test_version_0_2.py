@@ -1,6 +1,6 @@
 """Files of version 0.2.0 are still read: models, trainings, certificates, settings and caches.
 
-`tests/recorded/0.2/make.py` wrote them. All are read as a user reads them, except for the kernels
+`tests/recorded/0.2/README.md` says how. All are read as a user reads them, except for the kernels
 that are trusted: no command lists these.
 """
 

@@ -213,11 +213,28 @@ def test_llama_3s_factors_are_recognized(tmp_path: Path) -> None:
 
 def test_a_plan_of_a_file_is_that_of_the_folder(tmp_path: Path) -> None:
     folder, file = made(tmp_path, "qwen3", packing="Q8_0")
-    theirs, ours = shape_of(folder, dtype="bfloat16"), shape_of(file)
+    theirs, ours = shape_of(folder, dtype="bfloat16"), shape_of(file, weights="float")
     assert ours.name == "model"
     assert ours.dtype == "bfloat16"
     assert ours.exact
     assert replace(ours, name="", rounding=0) == replace(theirs, name="", rounding=0)
+    in_scheme = shape_of(folder, weights="q8_0")
+    assert in_scheme.quantization == shape_of(file).quantization == "q8_0"
+    assert abs(in_scheme.weight_bytes / shape_of(file).weight_bytes - 1) < 0.03
+    assert shape_of(file, weights="q4_0").weight_bytes < 0.6 * shape_of(file).weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "packing"), [("qwen3", "Q8_0"), ("qwen2moe", "Q4_1"), ("llama", "Q5_0")]
+)
+def test_a_plan_counts_what_is_kept(tmp_path: Path, name: str, packing: str) -> None:
+    file = made(tmp_path, name, packing=packing)[1]
+    parameters = load_parameters(file, describe(read_config(file)), CPU, "float32")
+    arrays = [list(getattr(x, "arrays", {"": x}).values()) for x in leaves(parameters)]
+    shape = shape_of(file, dtype="float32")
+    rotary = 4 * shape.head_size
+    assert shape.weight_bytes == sum(x.nbytes for several in arrays for x in several) + rotary
+    assert shape.quantization == packing.lower()
 
 
 def sized(folder: Path, architecture: str, numbers: Any) -> Path:
@@ -386,7 +403,7 @@ def test_bos_is_added_where_the_file_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "metadata",
     [
-        {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a"]},
+        {"tokenizer.ggml.model": "t5", "tokenizer.ggml.tokens": ["a"]},
         {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "never-heard-of"},
         {"tokenizer.ggml.model": "gpt2"},
         {},

@@ -82,8 +82,9 @@ def test_a_stream_counts_time_from_its_first_read(model: llm.LanguageModel) -> N
     model.generate("", 2)  # what is made once is made
     stream = model.stream("", 2)
     time.sleep(0.5)
+    began = time.perf_counter()
     assert "".join(stream)
-    assert stream.reply.speed.first_token < 0.5
+    assert stream.reply.speed.first_token <= time.perf_counter() - began
 
 
 @pytest.mark.parametrize("doing", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -264,7 +264,7 @@ def assert_stopped(template: str, *, within: float) -> str:
 def test_a_template_cannot_take_memory_or_break_the_process(case: str) -> None:
     if sys.platform != "linux" and case not in ("recursion", "long text", "range"):
         pytest.skip("only Linux limits the memory of a process")
-    assert_stopped(TO_AN_ERROR[case], within=10)
+    assert_stopped(TO_AN_ERROR[case], within=60)
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("case", TO_THE_LIMIT)
 def test_a_template_that_does_not_end_is_stopped(case: str) -> None:
-    assert "took more than 0.25 s" in assert_stopped(TO_THE_LIMIT[case], within=5)
+    assert "took more than 0.25 s" in assert_stopped(TO_THE_LIMIT[case], within=60)
 
 
 @pytest.mark.soak
@@ -290,7 +290,7 @@ def test_a_child_that_was_killed_is_replaced() -> None:
     template.render(HELLO)
     before = child()
     before.kill()
-    before.wait(5)
+    before.wait(60)
     assert template.render(HELLO) == "Hello"
     assert child() != before
 

@@ -215,7 +215,7 @@ def test_processes_of_one_host_listen_at_loopback_alone(
 
 
 def test_several_hosts_need_a_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(group, "_taken", {})
+    monkeypatch.setattr(group, "_variables", {})
     monkeypatch.setenv("ANYDEVICE_HOME", str(tmp_path / "home"))
     with pytest.raises(ConfigurationError, match="ANYDEVICE_SECRET to the same text in all"):
         group.read_secret(is_local=False)

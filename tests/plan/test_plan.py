@@ -160,7 +160,7 @@ def test_what_would_fit_is_the_largest_that_does() -> None:
         assert not plan_inference(LLAMA_8B, "cuda", context=context + 1, batch=4).fits
         assert plan_inference(LLAMA_8B, "cuda", context=8192, batch=batch).fits
         assert not plan_inference(LLAMA_8B, "cuda", context=8192, batch=batch + 1).fits
-    assert found["quantization"].value == "int8"
+    assert found["weights"].value == "q8_0"
     assert "dtype" not in found
     assert all(each.total <= room for each in found.values())
 
@@ -189,7 +189,7 @@ def test_what_is_small_already_is_offered_only_smaller() -> None:
     total = estimate_inference(LLAMA_8B, **asked).total
     plan = planned(asked=asked, memory=int(0.95 * total))
     found = {each.change: each.value for each in plan.alternatives}
-    assert found.pop("quantization") == "int4"
+    assert found.pop("weights") == "q4_k"
     assert set(found) == {"context", "batch"}
     bits = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
     total = estimate_inference({**LLAMA_8B, **bits}, **ASKED).total
@@ -263,11 +263,12 @@ def test_quantized_by_request_is_what_the_advice_says() -> None:
     with testing.fake_machine(cuda=1, memory=int(0.72 * TOTAL)):
         plan = plan_inference(LLAMA_8B, "cuda", **ASKED)
         advice = {each.change: each for each in plan.alternatives}
-        advised = advice["quantization"]
-        assert advised.value == "int4"
-        plan = plan_inference(LLAMA_8B, "cuda", **ASKED, dtype="int4")
+        advised = advice["weights"]
+        assert advised.value == "q4_k"
+        assert "4.6 bits a weight, and somewhat worse texts" in " ".join(str(plan).split())
+        plan = plan_inference(LLAMA_8B, "cuda", **ASKED, weights="q4_k")
     assert (plan.fits, plan.estimate.total) == (True, advised.total)
-    assert str(plan).startswith("llama: 8.03 B parameters in int4, kv-cache in bfloat16")
+    assert str(plan).startswith("llama: 8.03 B parameters in q4_k, kv-cache in bfloat16")
 
 
 def test_a_very_long_name_is_shortened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -51,10 +51,10 @@ def wrap_nodes(opset: int, shape: Sequence[Any], nodes: Any, outputs: Any, *othe
 
 @cache
 def list_opsets() -> list[int]:
-    """Return the opsets that onnxruntime runs."""
+    """Return the opsets that proofs read and onnxruntime runs."""
     relu = [helper.make_node("Relu", ["x"], ["y"])]
     runs = []
-    for opset in range(6, defs.onnx_opset_version() + 1):
+    for opset in range(7, defs.onnx_opset_version() + 1):
         with suppress(Exception):  # it has several errors for a version that it does not know
             open_model(wrap_nodes(opset, [1], relu, "y", TensorProto.FLOAT))
             runs.append(opset)

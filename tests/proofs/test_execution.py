@@ -29,6 +29,7 @@ from anydevice.errors import (
     UnsupportedError,
     VerificationError,
 )
+from tests.proofs.checking.written import varint
 from tests.proofs.onnx_files import (
     DOUBLE,
     FLOAT,
@@ -238,6 +239,74 @@ def test_what_an_execution_refutes_elsewhere_is_not_proved(tmp_path: Path, name:
         assert not proofs.prove(path, proofs.within(*outputs), over=region, limit=2)
 
 
+def raw(number: int, kind: int, content: bytes) -> bytes:
+    """Return a field of a protocol buffer, of any kind."""
+    return varint(number << 3 | kind) + (varint(len(content)) if kind == 2 else b"") + content
+
+
+def attribute(name: str, kind: int, *values: bytes) -> bytes:
+    return raw(1, 2, name.encode()) + b"".join(values) + raw(20, 0, bytes([kind]))
+
+
+ONE, SMALL = np.float32([1]).tobytes(), np.float32([1e-3, 1e-3]).tobytes()
+FORGED: dict[str, tuple[str, bytes, float]] = {
+    "a number of eight bytes": (
+        "LeakyRelu n", raw(5, 2, attribute("alpha", 1, raw(2, 5, ONE), raw(2, 1, SMALL))), 1
+    ),
+    "an operator of four bytes": ("Identity n", raw(4, 5, b"Tanh"), 1.1),
+    "an input of four bytes": ("Max n", raw(1, 5, b"none"), 1.1),
+    "an input that is a number": ("Max n", raw(1, 0, b"\1"), 1.1),
+    "an attribute under a key of 33 bits": (
+        "LeakyRelu n", raw(5 | 1 << 29, 2, attribute("alpha", 1, raw(2, 5, ONE))), 3
+    ),
+    "a flag that is a text": (
+        "Gemm m w", raw(5, 2, attribute("transA", 2, raw(3, 2, b"\1"))), 1
+    ),
+}  # fmt: skip
+"""Operators of n = -g and m = [[0, n], [0, 0]], more fields, and a limit for what is read."""
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_what_parsers_pass_over_is_not_read(tmp_path: Path, name: str) -> None:
+    """The same field of another kind, or under another key, is another field to them."""
+    operator, fields, limit = FORGED[name]
+    kind, _, inputs = operator.partition(" ")
+    given = {"none": -1, "\0": -1, "p": [[0, 1], [0, 0]], "w": [[0], [1]]}
+    shapes = [node("Neg", "g", "n"), node("Mul", "n p", "m"), node(kind, inputs, "y")]
+    nodes, shape, opset, constants = hide(*shapes, top=250, **given)
+    path = write_model(tmp_path / "net.onnx", nodes, shape, opset, **constants)
+    model = onnx.ModelProto.FromString(path.read_bytes())
+    nodes = [operator.SerializeToString() for operator in model.graph.node]
+    del model.graph.node[:]
+    graph = b"".join(raw(1, 2, data) for data in [*nodes[:-1], nodes[-1] + fields])
+    graph += model.graph.SerializeToString()
+    model.ClearField("graph")
+    path.write_bytes(model.SerializeToString() + raw(7, 2, graph))
+    assert np.abs(execute(path, [0.5678])).max() > 100
+    with suppress(AnyDeviceError):
+        assert not proofs.prove(path, proofs.within(-limit, limit), over=proofs.box(0.0, 1.0))
+
+
+def test_a_norm_in_training_mode_is_refused(tmp_path: Path) -> None:
+    """Until version 13 that is one with more outputs than one."""
+    norm = node("BatchNormalization", "h s b b s", "n m v p q")
+    nodes = [node("Reshape", "g r", "h"), norm, node("Sub", "n h", "y")]
+    ones = {"s": [1], "b": [0]}
+    nodes, shape, _, constants = hide(*nodes, top=250, **ones)
+    constants["r"] = np.array([1, 1])
+    path = write_model(tmp_path / "net.onnx", nodes, shape, 13, **constants)
+    assert np.abs(execute(path, [0.5678])).max() > 100
+    with pytest.raises(UnsupportedError, match="training mode"):
+        proofs.prove(path, proofs.within(-1, 1), over=proofs.box(0.0, 1.0))
+
+
+def test_operators_of_old_versions_are_refused(tmp_path: Path) -> None:
+    """Until version 6 a norm and a dropout without attributes are in training mode."""
+    path = write_model(tmp_path / "net.onnx", [node("Relu", "x", "y")], (1, 3), opset=6)
+    with pytest.raises(ConfigurationError, match="older than version 7"):
+        read_model(path)
+
+
 @pytest.mark.parametrize(
     ("dtype", "x", "limit"), [(FLOAT, -3.3e38, -3.2e38), (DOUBLE, -1e40, -1e39)]
 )
@@ -335,6 +404,9 @@ REFUSED = {
     ),
     "a conversion that overflows": (
         integer(node("Cast", "c", "k", to=6), c=np.float32([3e9])), "int32 does not hold"
+    ),
+    "a quotient that ends a process": (
+        integer(node("Div", "a b", "k"), a=np.array([-(2**63)]), b=np.array([-1])), "larger than"
     ),
     "constants that are no integers": (
         chain(node("Add", "c c", "k"), node("Add", "x k", "y"), c=numbers(3)), "with constants"

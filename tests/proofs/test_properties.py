@@ -227,6 +227,13 @@ def test_derivative_networks(activation: str) -> None:
             assert np.allclose(found[0, 0], expected[output, along], atol=1e-6)
 
 
+def test_a_query_is_no_larger_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(p, "MAX_NUMBERS", 31)
+    assert p.problems(p.within(0, 1, outputs=[0, 1, 2]), NETWORK, UNIT)
+    with pytest.raises(ConfigurationError, match="8 conditions on 4 outputs are too many"):
+        p.problems(p.within(0, 1), NETWORK, UNIT)
+
+
 def test_slopes_are_problems_of_their_own_in_real_arithmetic() -> None:
     claim = p.all_of(p.monotone(0, 1, rising=False, tolerance=0.25), p.within(0, 1), p.lipschitz(2))
     values, slope, steepness = p.problems(claim, NETWORK, UNIT)

@@ -13,6 +13,9 @@ TESTS = Path(__file__).parents[1]
 EXACT = {"array_equal", "assert_array_equal", "assert_array_almost_equal_nulp", "array_equiv"}
 """Functions that compare arrays bit for bit."""
 
+NUMBERS = {"tobytes", "tolist", "item", "losses", "validations", "metrics", "loss", "validation"}
+"""Attributes and methods that give computed numbers: two of one name are not compared by `==`."""
+
 PER_LIBRARY = {"torch.equal", "mx.array_equal"}
 
 
@@ -29,15 +32,18 @@ def exact_comparisons(tree: ast.AST) -> Iterator[int]:
                 if is_equality and not isinstance(inner.comparators[0], ast.Constant):
                     yield node.lineno
         elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
-            sides = [node.left, node.comparators[0]]
-            for method in ("tobytes", "tolist"):
-                if all(_is_call_of(side, method) for side in sides):
-                    yield node.lineno
+            sides = [_ending(side) for side in (node.left, *node.comparators)]
+            if len({*sides}) == 1 and sides[0] in NUMBERS:
+                yield node.lineno
 
 
-def _is_call_of(node: ast.expr, method: str) -> bool:
-    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    return is_call and node.func.attr == method  # type: ignore[attr-defined]
+def _ending(node: ast.expr) -> str:
+    """Return the attribute or method at the end of an expression, or of each item of a list."""
+    if isinstance(node, ast.ListComp | ast.GeneratorExp):
+        return _ending(node.elt)
+    if isinstance(node, ast.Call):
+        return _ending(node.func)
+    return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def _files() -> list[Path]:
@@ -62,6 +68,8 @@ def test_exact_comparisons_give_a_reason() -> None:
         "assert (a == b).all()",
         "assert a.tobytes() == b.tobytes()",
         "assert a.tolist() == b.tolist()",
+        "assert [x.tolist() for x in a] == [x.tolist() for x in b]",
+        "assert first.history.losses == second.history.losses",
     ],
 )
 def test_a_new_exact_comparison_is_found_and_no_other(line: str) -> None:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "anydevice"
 
 LIBRARIES = ("torch", "jax", "mlx", "flax", "equinox", "optax", "cupy", "pyopencl", "triton")
+LIBRARIES += ("onnx", "onnxruntime")
 
 EXCEPTIONS = {
     "_core/hooks.py": "the one place that asks whether a library is loaded",

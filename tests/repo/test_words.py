@@ -96,6 +96,13 @@ NOT_VERBS |= {"Two", "When", "Who", "Why", "With", "Without", "You", "Your"}
 
 ASIDES = re.compile(r"\b(so many|nobody|whoever|what is named)\b", re.IGNORECASE)
 
+NOT_LOCALS = {"asked", "each", "found", "held", "kept", "seen", "told"}
+"""Names of no variable or argument: it is called what it is, such as `device`, `match`, `cache`."""
+
+LOCALS = {"errors.py": 1, "_formats/gguf.py": 1, "_llm/generate.py": 2, "_llm/model.py": 1}
+LOCALS |= {"_llm/sampling.py": 2}
+"""How many a file may have: `asked` of an error is public, and the others are to be renamed."""
+
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -138,6 +145,33 @@ def _public(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
                 is_value = any("property" in each for each in decorators)
                 if not node.name.startswith("_") and not is_value:
                     yield node
+
+
+def vague_locals(tree: ast.Module) -> Iterator[int]:
+    """Yield the line of each variable or argument that is called by a word of `NOT_LOCALS`.
+
+    Fields of records are left out: an error's `asked` is public.
+    """
+    fields = {id(node.target) for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)}
+    for node in ast.walk(tree):
+        name = ""
+        if isinstance(node, ast.arg):
+            name = node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = "" if id(node) in fields else node.id
+        if name in NOT_LOCALS:
+            yield node.lineno
+
+
+def test_variables_are_called_what_they_are() -> None:
+    lines = {
+        path.relative_to(ROOT / "src" / "anydevice").as_posix(): numbers
+        for path in _source()
+        if path.name != "_anydevice_pytest.py"
+        and (numbers := list(vague_locals(ast.parse(path.read_text("utf-8")))))
+    }
+    more = {path: n for path, n in lines.items() if len(n) > LOCALS.get(path, 0)}
+    assert not more, "lines of variables that are called by no noun"
 
 
 def faults_of(text: str) -> Iterator[str]:
@@ -189,3 +223,5 @@ LIMIT = 3
     assert len(list(opening_faults(planted))) == 1
     assert len(list(verb_faults(planted))) == 1
     assert ASIDES.search("so many rows")
+    local = ast.parse("class Error(Record):\n  asked: int\ndef f(kept): [each for each in kept]")
+    assert sorted(vague_locals(local)) == [3, 3]

@@ -192,7 +192,7 @@ def test_a_plan_shows_its_placements_and_what_would_fit() -> None:
         page = shown(plan)
         assert "✗ does not fit" in page.text
         assert "It would fit with:" in page.text
-        assert "layers quantized to" in page.text
+        assert "weights quantized to" in page.text
         meter = re.search(r"width:(\d+)%", plan._repr_html_())
         assert meter
         assert int(meter[1]) == 100

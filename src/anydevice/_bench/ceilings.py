@@ -170,7 +170,7 @@ def time_workload(
     runner: Runner, tried: Tried, key: tuple[str, str | None], limit: float
 ) -> float | str:
     """Return the work per second of an engine on a workload, or the reason of its failure."""
-    [load] = [each for each in workloads(runner, tried) if each.key == key]
+    [load] = [workload for workload in workloads(runner, tried) if workload.key == key]
     try:
         engine = runner.load()
         with runner.scope():
@@ -178,7 +178,7 @@ def time_workload(
             engine.synchronize(runner.place)
 
             def finish(results: list[Any]) -> None:
-                engine.finish([each for each in results if engine.owns(each)])
+                engine.finish([x for x in results if engine.owns(x)])
 
             timing = time_calls(lambda _: call(), finish, limit=limit, max_calls=4)
         return load.work / timing.fastest  # other programs slow down the other samples
@@ -249,8 +249,8 @@ def without_views(
         return measurement.moved / measurement.seconds > TOO_FAST * memory.rate
 
     return tuple(
-        replace(each, moved=0) if is_view(each, results) else each
-        for each, results in zip(measurements, written, strict=True)
+        replace(measurement, moved=0) if is_view(measurement, results) else measurement
+        for measurement, results in zip(measurements, written, strict=True)
     )
 
 
@@ -270,7 +270,7 @@ def _with_bound(measurement: Measurement, ceilings: Sequence[Ceiling], results: 
     ]
     if not reached:
         return measurement
-    fraction, nearest = max(reached, key=lambda each: each[0])
+    fraction, nearest = max(reached, key=lambda pair: pair[0])
     bound: Bound = "compute" if nearest.what == "matmul" else "memory"
     return replace(measurement, bound=bound, fraction=fraction)
 
@@ -308,7 +308,7 @@ def raise_ceilings(
     Views raise nothing. `written` has the bytes of each measurement's results.
     """
     # An op with arithmetic is no view; ceilings raised by it mistake fewer ops for views.
-    computing = [each if each.operations else replace(each, moved=0) for each in measurements]
+    computing = [row if row.operations else replace(row, moved=0) for row in measurements]
     sure = _highest(computing, ceilings, written)
     moving = without_views(measurements, sure, written)
     best = _highest(moving, sure, written)
@@ -322,13 +322,13 @@ def _highest(
     measurements: Sequence[Measurement], ceilings: Sequence[Ceiling], written: Sequence[int]
 ) -> tuple[Ceiling, ...]:
     best = {_key(ceiling): ceiling for ceiling in ceilings}
-    for each, results in zip(measurements, written, strict=True):
-        if each.samples < FEW:
+    for row, results in zip(measurements, written, strict=True):
+        if row.samples < FEW:
             continue
-        for ceiling, rate in _rates_reached(replace(each, seconds=each.high), ceilings, results):
+        for ceiling, rate in _rates_reached(replace(row, seconds=row.high), ceilings, results):
             if rate > best[_key(ceiling)].rate:
                 best[_key(ceiling)] = replace(
-                    ceiling, rate=rate, engine=each.engine, kernel=f"{each.op}, {each.case}"
+                    ceiling, rate=rate, engine=row.engine, kernel=f"{row.op}, {row.case}"
                 )
     return tuple(best.values())
 

@@ -184,9 +184,9 @@ def _targets(
             if device.kind != "cpu" or (device.backend, device.index) == ("cpu", 0):
                 yield device, _engine(device, library)
         return
-    for each in [devices] if isinstance(devices, Device | str) else devices:
-        engine = each.engine_asked if isinstance(each, Device) else None
-        device = choose_device(each)
+    for place in [devices] if isinstance(devices, Device | str) else devices:
+        engine = place.engine_asked if isinstance(place, Device) else None
+        device = choose_device(place)
         yield device, engine or _engine(device, library)
 
 
@@ -235,8 +235,8 @@ def _figures_on(tree: tuple[Any, Any, Any], device: Device, limit: float) -> dic
 def _arrays(tree: Any) -> Iterator[Any]:
     """Yield the arrays of a result; common trees take the fast path, since this is timed."""
     if isinstance(tree, list | tuple):
-        for each in tree:
-            yield from _arrays(each)
+        for part in tree:
+            yield from _arrays(part)
     elif isinstance(tree, dict):
         yield from _arrays(list(tree.values()))
     elif is_array(tree):

@@ -142,7 +142,7 @@ def _speed(
     runs: Sequence[tuple[float, float]],
     ceilings: Sequence[Ceiling],
 ) -> TextSpeed:
-    first, each = (median(times) for times in zip(*runs, strict=True))
+    to_first, per_token = (median(times) for times in zip(*runs, strict=True))
     shape, device = model.plan.estimate.shape, str(model.device)
     assert shape is not None
     read = ceiling_of(ceilings, device, "read")
@@ -151,9 +151,9 @@ def _speed(
     return TextSpeed(
         context=length,
         written=written,
-        prefill=length / first,
-        first_token=first,
-        decode=1 / each,
+        prefill=length / to_first,
+        first_token=to_first,
+        decode=1 / per_token,
         prefill_limit=product.rate * length / operations_of(shape, length) if product else None,
         decode_limit=read.rate / bytes_of(shape, middle, model.dtype) if read else None,
     )
@@ -168,10 +168,10 @@ def bytes_of(shape: ModelShape, context: int, dtype: str) -> int:
 def operations_of(shape: ModelShape, length: int) -> int:
     """Return the operations of a prompt's matrix products; the head computes one token alone."""
     head = shape.vocabulary * shape.hidden
-    seen = sum(
+    attended = sum(
         length * (length if window is None else min(window, length)) for window in shape.windows
     )
-    scores = seen // 2 * shape.heads * shape.head_size * 2
+    scores = attended // 2 * shape.heads * shape.head_size * 2
     return 2 * ((_active_parameters(shape) - head) * length + head + scores)
 
 
@@ -181,6 +181,6 @@ def _active_parameters(shape: ModelShape) -> int:
     if shape.experts is not None:
         idle = shape.experts.count - shape.experts.per_token
         matrices = 3 if shape.build.gated else 2
-        each = matrices * shape.hidden * shape.experts.intermediate
-        unread += len(shape.experts.layers) * idle * each
+        expert_size = matrices * shape.hidden * shape.experts.intermediate
+        unread += len(shape.experts.layers) * idle * expert_size
     return shape.parameters - unread

@@ -24,7 +24,14 @@ from anydevice._bench.results import MeasuredDevice, Measurement, Results
 from anydevice._bench.timing import seconds_of, size_of, time_op
 from anydevice._check.cases.case import Benchmark, Call, Row
 from anydevice._check.cases.table import one_or_more, row_of, select
-from anydevice._check.runners import Asked, Progress, Runner, find_runners, in_a_child, runner_of
+from anydevice._check.runners import (
+    Progress,
+    Responder,
+    Runner,
+    find_runners,
+    in_a_child,
+    runner_of,
+)
 from anydevice._core.child.parent import Outcome
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.record import Record, replace
@@ -86,7 +93,7 @@ def bench(
     chosen, kinds = select(ops, dtypes, rows)
     runners = find_runners(one_or_more(devices) or (), one_or_more(engines))
     # The CPU is the baseline: it is measured first, so that an interrupted run has it.
-    runners = sorted(dict.fromkeys(runners), key=lambda each: each.device.backend != "cpu")
+    runners = sorted(dict.fromkeys(runners), key=lambda runner: runner.device.backend != "cpu")
     seconds = seconds_of((QUICK_LIMIT if quick else LIMIT) if limit is None else limit)
     load_trusted()
     jobs = list(_jobs(chosen, runners, kinds, quick=quick))
@@ -110,7 +117,7 @@ def bench(
                     progress(len(measured), total, doing)
                 measured.append(timers.measurement(job, runner, seconds))
     written = [results for _, results in measured]
-    raised = raise_ceilings([each for each, _ in measured], ceilings, written)
+    raised = raise_ceilings([row for row, _ in measured], ceilings, written)
     return Results(
         __version__,
         made,
@@ -129,21 +136,21 @@ def _jobs(
     rows: Sequence[Row], runners: Sequence[Runner], kinds: Sequence[str] | None, *, quick: bool
 ) -> Iterator[_Job]:
     for size in ("cpu", "gpu"):
-        there = tuple(each for each in runners if size_of(each.device) == size)
+        there = tuple(runner for runner in runners if size_of(runner.device) == size)
         for row in rows if there else ():
             unasked = [d for d in DTYPES[size] if d in row.dtypes] or row.dtypes[:1]
-            asked = unasked if kinds is None else [d for d in kinds if d in row.dtypes]
-            cases = [each for each in row.benchmarks if each.place == size]
+            dtypes = unasked if kinds is None else [d for d in kinds if d in row.dtypes]
+            cases = [case for case in row.benchmarks if case.place == size]
             for case in cases[:1] if quick else cases:
-                for dtype in asked:
+                for dtype in dtypes:
                     yield _Job(row, case, dtype, there)
 
 
 def _devices(runners: Sequence[Runner]) -> Iterator[MeasuredDevice]:
     """Yield each device with the versions of its measured engines."""
-    for device in dict.fromkeys(each.device for each in runners):
+    for device in dict.fromkeys(runner.device for runner in runners):
         facts = device.facts
-        engines = [each.engine for each in runners if each.device == device]
+        engines = [runner.engine for runner in runners if runner.device == device]
         yield MeasuredDevice(
             str(device),
             device.kind,
@@ -177,7 +184,7 @@ class _InChildren(_InProcess):
 
     def __init__(self) -> None:
         super().__init__()
-        self._of: dict[Runner, Asked] = {}
+        self._of: dict[Runner, Responder] = {}
 
     def _ask(self, runner: Runner, *question: Any) -> Outcome:
         if runner not in self._of:
@@ -219,7 +226,7 @@ def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callabl
             return time_workload(runner, Tried(tuple(dtypes), sizes), tuple(key), limit)
         _, op, name, dtype, place, limit = question
         row = row_of(op)
-        [case] = [each for each in row.benchmarks if (each.name, each.place) == (name, place)]
+        [case] = [c for c in row.benchmarks if (c.name, c.place) == (name, place)]
         job = _Job(row, case, dtype, (runner,))
         measurement, written = _one(job, row.draw(case, dtype), runner, limit)
         return measurement.to_dict(), written
@@ -231,7 +238,7 @@ def _one(job: _Job, made: Call, runner: Runner, limit: float) -> tuple[Measureme
     where = (job.row.op, job.benchmark.name, job.dtype, str(runner.device), runner.engine)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numbers may overflow; that is not asked here
+            warnings.simplefilter("ignore")  # numbers may overflow, which is no fault here
             timed = time_op(job.row, made, runner, limit=limit)
     except UnsupportedError as error:
         return Measurement(*where, "unsupported", str(error)), 0
@@ -250,13 +257,13 @@ def save(results: Results) -> str | None:
     """
     known = {str(device): device for device in discover().devices}
     times: dict[str, dict[str, float]] = {}
-    for each in results.measured:
-        device = known.get(each.device)
+    for row in results.measured:
+        device = known.get(row.device)
         status = device.status if device else None
-        if device is None or status is None or not each.seconds:
+        if device is None or status is None or not row.seconds:
             continue
-        key = key_of(device.backend, device.index, status.facts, each.engine)
-        times.setdefault(key, {})[f"{each.op} | {each.case} | {each.dtype}"] = each.seconds
+        key = key_of(device.backend, device.index, status.facts, row.engine)
+        times.setdefault(key, {})[f"{row.op} | {row.case} | {row.dtype}"] = row.seconds
     problem = keep_measurements(times)
     forget_report()  # the choice of engines is cached with the report
     return problem

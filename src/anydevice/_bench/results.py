@@ -131,7 +131,7 @@ class Results(Record):
     @property
     def measured(self) -> tuple[Measurement, ...]:
         """The measurements that have a time."""
-        return tuple(each for each in self.measurements if each.state == "measured")
+        return tuple(row for row in self.measurements if row.state == "measured")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as plain data, ready for JSON."""
@@ -147,18 +147,18 @@ def from_dict(data: Any) -> Results:
         results = Results(
             **{
                 **fields,
-                "devices": tuple(MeasuredDevice(**each) for each in data["devices"]),
-                "ceilings": tuple(Ceiling(**each) for each in data["ceilings"]),
-                "measurements": tuple(Measurement(**each) for each in data["measurements"]),
+                "devices": tuple(MeasuredDevice(**values) for values in data["devices"]),
+                "ceilings": tuple(Ceiling(**values) for values in data["ceilings"]),
+                "measurements": tuple(Measurement(**values) for values in data["measurements"]),
                 "notes": tuple(map(str, data["notes"])),
             }
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    for each in results.measurements:
-        times = each.seconds, each.low, each.high
+    for row in results.measurements:
+        times = row.seconds, row.low, row.high
         if not all(is_number(seconds) and seconds >= 0 for seconds in times):
-            raise ValueError(f"the times of {each.op} are not times in seconds")
+            raise ValueError(f"the times of {row.op} are not times in seconds")
     return results
 
 
@@ -213,12 +213,12 @@ class Comparison(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as plain data, ready for JSON."""
-        lost = [{**_names(each), "reason": each.reason} for each in self.lost]
+        lost = [{**_names(row), "reason": row.reason} for row in self.lost]
         return {**super().to_dict(), "lost": lost}
 
 
-def _names(each: Measurement) -> dict[str, str]:
-    return {name: getattr(each, name) for name in ("op", "case", "dtype", "device", "engine")}
+def _names(row: Measurement) -> dict[str, str]:
+    return {name: getattr(row, name) for name in ("op", "case", "dtype", "device", "engine")}
 
 
 def compare_runs(old: Results, new: Results) -> Comparison:
@@ -227,18 +227,18 @@ def compare_runs(old: Results, new: Results) -> Comparison:
     An op is slower if the lower quartile now is more than 5 % above the upper quartile before, and
     faster the other way round.
     """
-    before = {each.key: each for each in old.measured}
-    now = {each.key: each for each in new.measured}
+    before = {row.key: row for row in old.measured}
+    now = {row.key: row for row in new.measured}
     changes = [
-        Change(before[key], each, each.seconds / before[key].seconds)
-        for key, each in now.items()
+        Change(before[key], row, row.seconds / before[key].seconds)
+        for key, row in now.items()
         if key in before and before[key].seconds
     ]
     slower = [change for change in changes if _is_slower(change.new, change.old)]
     faster = [change for change in changes if _is_slower(change.old, change.new)]
-    lost = [each for each in new.measurements if each.key in before and each.key not in now]
+    lost = [row for row in new.measurements if row.key in before and row.key not in now]
     apart = None
-    if not {each.key for each in old.measurements} & {each.key for each in new.measurements}:
+    if not {row.key for row in old.measurements} & {row.key for row in new.measurements}:
         texts = (_in_words(run.measured) for run in (old, new))
         apart = "nothing in common: that run has {}, this one {}".format(*texts)
     return Comparison(
@@ -257,10 +257,10 @@ def _in_words(measured: Sequence[Measurement]) -> str:
     """Return the measured ops, dtypes, engines and devices as a phrase."""
     if not measured:
         return "nothing"
-    ops = list(dict.fromkeys(f"{each.op} of {each.case}" for each in measured))
+    ops = list(dict.fromkeys(f"{row.op} of {row.case}" for row in measured))
     named = ", ".join(ops) if len(ops) <= _MAX_NAMED else f"{len(ops)} cases"
-    dtypes = ", ".join(dict.fromkeys(each.dtype for each in measured))
-    places = ", ".join(dict.fromkeys(f"{each.engine} on {each.device}" for each in measured))
+    dtypes = ", ".join(dict.fromkeys(row.dtype for row in measured))
+    places = ", ".join(dict.fromkeys(f"{row.engine} on {row.device}" for row in measured))
     return f"{named} in {dtypes} with {places}"
 
 
@@ -269,8 +269,8 @@ def _is_slower(one: Measurement, other: Measurement) -> bool:
     return one.low / _widening(one) > MARGIN * other.high * _widening(other)
 
 
-def _widening(each: Measurement) -> float:
-    return UNSURE if each.samples < FEW else 1.0
+def _widening(row: Measurement) -> float:
+    return UNSURE if row.samples < FEW else 1.0
 
 
 def _differences(old: Results, new: Results) -> Iterator[str]:

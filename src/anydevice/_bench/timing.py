@@ -101,7 +101,7 @@ def time_calls(
     def sample(count: int) -> float:
         nonlocal number
         began = time.perf_counter()
-        finish([call(number + each) for each in range(count)])
+        finish([call(number + i) for i in range(count)])
         number += count
         return (time.perf_counter() - began) / count
 
@@ -148,7 +148,7 @@ def time_op(row: Row, made: Call, runner: Runner, *, limit: float) -> TimedOp:
     size = sum(int(array.nbytes) for array in made.arrays())
     count = max(1, min(MAX_SETS, CACHE_BYTES[size_of(device)] // max(size, 1)))
     placed = (mapped(made, lambda x: place(x, engine, runner.place)) for _ in range(count))
-    sets = [(list(each.arguments), each.options) for each in placed]
+    sets = [(list(copy.arguments), copy.options) for copy in placed]
     op = getattr(ops, row.op)
 
     def call(number: int) -> Any:
@@ -185,7 +185,7 @@ def time_op(row: Row, made: Call, runner: Runner, *, limit: float) -> TimedOp:
 
 
 def _is_view(result: Any, arguments: list[Any], engine: Engine) -> bool:
-    """Whether the results lie in the memory of the arguments, as far as the library tells."""
+    """Whether the results are in the memory of the arguments, if the library tells."""
     stored = [engine.storage(array) for array in leaves(result)]
-    theirs = {each.allocation for x in arguments if (each := engine.storage(x)) is not None}
-    return bool(stored) and all(each is not None and each.allocation in theirs for each in stored)
+    theirs = {s.allocation for x in arguments if (s := engine.storage(x)) is not None}
+    return bool(stored) and all(s is not None and s.allocation in theirs for s in stored)

@@ -48,7 +48,7 @@ def one_by_one(length: Any) -> Any:
 
 
 def _in_sum(logarithms: Array, axis: Any) -> Array:
-    """Count the exponentials that are not lost beside their sum, of which these are parts."""
+    """Count the terms of each sum of exponentials that are large enough to change it."""
     return np.asarray((logarithms > -52).sum(axis, keepdims=True))
 
 

@@ -231,7 +231,7 @@ def _judge(trial: Trial, number: int, got: Array) -> str | Difference | None:
         return f"gave {got.dtype.name} instead of {kind}"
     if got.shape != shape:
         return f"gave the shape {got.shape} instead of {shape}"
-    # What `comparable` adds beside the results is exact.
+    # The results that `comparable` adds are exact.
     budget = trial.budgets[number] if number < len(trial.budgets) else 0.0
     wants = [want[number] for want in trial.wants]
     return compare(got, wants, budget, trial.row.inside or trial.dtype, kind, trial.row.signs)

@@ -364,12 +364,12 @@ def _attention(
 ) -> Array:
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     group = q.shape[1] // k.shape[1]
-    seen = seen_keys(q, k, causal, mask, window, lengths)
+    keys = seen_keys(q, k, causal, mask, window, lengths)
     result = np.zeros((*q.shape[:3], v.shape[-1]))
     for b in range(q.shape[0]):
         for h in range(k.shape[1]):  # the queries of all heads that share these keys
             own = slice(h * group, (h + 1) * group)
-            visible = seen[b, own].reshape(-1, k.shape[2])
+            visible = keys[b, own].reshape(-1, k.shape[2])
             some = visible.any(-1)  # a query without visible keys stays zero
             used = visible.any(0)  # a key that no query sees may hold anything
             if some.any():

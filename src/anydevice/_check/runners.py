@@ -63,12 +63,12 @@ def find_runners(
 
 def scope_of(engine: Engine, place: Device) -> AbstractContextManager[Any]:
     """Return a block in which an engine works there."""
-    # MLX decides by the operation where it works; the others by where their arrays are.
+    # MLX takes the device of the operation, the others that of their arrays.
     return engine.default_scope(place) if engine.shares_memory else nullcontext()
 
 
-class Asked(Protocol):
-    """Answers questions one after the other; `close` ends it."""
+class Responder(Protocol):
+    """Answers questions one after the other, until it is closed."""
 
     def ask(self, question: Any, *, limit: float) -> Outcome: ...
 
@@ -76,14 +76,14 @@ class Asked(Protocol):
 
 
 Answering = Callable[[Callable[[str], None], dict[str, Any]], Callable[[Any], Any]]
-"""Called with `tell` and the arguments of a runner; returns the function that answers."""
+"""Makes the function that answers, from a function that reports steps and a runner's arguments."""
 
 
-def in_a_child(here: Runner, answering: Answering) -> Asked:
+def in_a_child(here: Runner, answering: Answering) -> Responder:
     """Start a child process in which an engine works on its device and answers questions.
 
-    `answering`, a function of a module, is called there. If a question crashes the child, or is not
-    answered in time, that is the outcome, and the next question starts a new child.
+    `answering`, a function of a module, is called there. A crash, or no answer in time, is the
+    outcome of that question, and the next one starts a new child.
     """
     # JAX would reserve most of a card, and leave none to other engines.
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
@@ -93,7 +93,7 @@ def in_a_child(here: Runner, answering: Answering) -> Asked:
     return Conversation("function", given, pause=0.0, environment=environment, site=True)
 
 
-def in_this_process(here: Runner, answering: Answering) -> Asked:
+def in_this_process(here: Runner, answering: Answering) -> Responder:
     """Answer in this process, which does not outlive a crash."""
     return _Here(answering(lambda step: None, _arguments(here)))
 
@@ -113,6 +113,6 @@ def _arguments(here: Runner) -> dict[str, Any]:
 
 
 def runner_of(arguments: dict[str, Any]) -> Runner:
-    """Return the runner whose arguments these are; its engine is not loaded yet."""
+    """Return the runner that has these arguments, without loading its engine."""
     place, device = Device(arguments["place"]), Device(arguments["device"])
     return Runner(device, place, arguments["engine"])

@@ -12,7 +12,7 @@ from anydevice._ops.trusted_kernels import change_trusted
 from anydevice.errors import ConfigurationError, VerificationError
 
 State = Literal["right", "wrong", "unsupported", "crashed", "timed_out", "not_reached"]
-"""The state of a cell; one that was not reached is undecided."""
+"""The state of a cell; `not_reached` is undecided."""
 
 STATES: tuple[State, ...] = ("right", "wrong", "unsupported", "crashed", "timed_out", "not_reached")
 FAILED: tuple[State, ...] = ("wrong", "crashed", "timed_out")
@@ -60,7 +60,7 @@ class Cell(Record):
 
 
 def in_words(state: str) -> str:
-    """Return a state as a message has it.
+    """Return a state in words.
 
     >>> in_words("timed_out")
     'timed out'

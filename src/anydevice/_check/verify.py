@@ -175,7 +175,7 @@ def _each_op(
     total, draws = len(runners) * count, 1 if quick else ALL_DRAWS // max(1, count)
     for number, here in enumerate(runners):
         budget, began = None, time.monotonic()
-        if quick:  # what one device of an engine leaves over is for its others
+        if quick:  # time that one device does not use is for the engine's others
             devices = sum(other.engine == here.engine for other in runners[number:])
             budget = (QUICK_SECONDS - spent[here.engine]) / devices
         with closing(_Course(here, seed, draws, isolated=isolated, budget=budget)) as course:
@@ -399,7 +399,7 @@ def _judge(step: _Step, here: Runner, tell: Callable[[str], None]) -> tuple[_Ver
                 warnings.simplefilter("ignore")  # some cases overflow on purpose
                 engine = here.load()
                 if name == _OF_A_KERNEL and isinstance(engine.autodiff, Absent):
-                    count -= 1  # a kernel need not have what its engine has not
+                    count -= 1  # a kernel need not support what its engine lacks
                     continue
                 problem = check(engine, here.place)
         except UnsupportedError as error:

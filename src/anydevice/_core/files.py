@@ -402,7 +402,7 @@ def check_folder(path: Path) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Delete what killed writers of this file left; files that are being written stay."""
+    """Delete the remains of killed writers of this file; files that are being written stay."""
     target = Path(os.path.realpath(path))
     left = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}\.part")
     with suppress(OSError):

@@ -199,9 +199,9 @@ class FileLock(_SystemLock):
         try:
             return self._take()
         except BlockingIOError:
-            by = self._name_holder()
+            holder = self._name_holder()
             super().__exit__()
-            raise BlockingIOError(errno.EAGAIN, by) from None
+            raise BlockingIOError(errno.EAGAIN, holder) from None
         except OSError:  # not permitted, or a drive without locks
             with suppress(OSError):
                 if self._descriptor is not None and not os.fstat(self._descriptor).st_size:

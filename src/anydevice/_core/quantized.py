@@ -58,6 +58,11 @@ class QuantizedWeight(Record):
         return len(self.shape)
 
     @property
+    def dtype(self) -> str:
+        """The scheme, in the place of an array's dtype."""
+        return self.scheme
+
+    @property
     def low_bits(self) -> int:
         """The bits of each code in `codes`; `high` holds the rest."""
         return low_bits(self.bits)
@@ -67,6 +72,13 @@ class QuantizedWeight(Record):
         """The arrays by the names of their fields, without those that the scheme does not have."""
         values = ((name, getattr(self, name)) for name in ARRAYS)
         return {name: value for name, value in values if value is not None}
+
+    # Arrays have no single answer to ==, so that weights are equal only if they are the same.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"QuantizedWeight({self.scheme}, {self.shape})"
 
     def with_arrays(
         self, arrays: Mapping[str, Array], shape: tuple[int, ...] | None = None

@@ -112,7 +112,7 @@ def first_leaf(tree: object) -> Any:
 
 
 def refilled(tree: TreeT, values: Sequence[object]) -> TreeT:
-    """Return a tree like this one with other leaves, given in the order of `leaves`.
+    """Return the tree with other leaves, given in the order of `leaves`.
 
     >>> refilled({"b": 1, "a": [2, {"c": 3}]}, "xyz")
     {'b': 'z', 'a': ['x', {'c': 'y'}]}
@@ -125,7 +125,7 @@ def refilled(tree: TreeT, values: Sequence[object]) -> TreeT:
 
 
 def mapped(function: Callable[[Any], object], tree: TreeT) -> TreeT:
-    """Return a tree like this one, with the function applied to each leaf.
+    """Return the tree with the function applied to each leaf.
 
     >>> mapped(lambda x: x + 1, {"a": [1, 2]})
     {'a': [2, 3]}
@@ -134,7 +134,7 @@ def mapped(function: Callable[[Any], object], tree: TreeT) -> TreeT:
 
 
 def partition(tree: TreeT, chosen: Sequence[bool]) -> tuple[TreeT, TreeT]:
-    """Split a tree into its chosen leaves and the others; `None` stands for the rest in each.
+    """Split a tree into the chosen leaves and the others, with `None` in place of the rest.
 
     >>> partition({"b": 1, "a": [2, 3]}, [True, False, True])
     ({'b': 1, 'a': [2, None]}, {'b': None, 'a': [None, 3]})

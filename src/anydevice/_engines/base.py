@@ -116,7 +116,7 @@ class BaseEngine(Engine):
             raise self.not_adopted(error) from error
 
     def from_dlpack(self, x: Any, /) -> Any:
-        """Return an array on the memory of another library's; any engine with DLPack has it."""
+        """Return an array that shares another library's memory; every engine with DLPack has it."""
         raise NotImplementedError
 
     def export(self, x: Any) -> Any:
@@ -158,7 +158,7 @@ class BaseEngine(Engine):
         return nullcontext()
 
     def not_seen(self, device: Device) -> DeviceNotFoundError:
-        """Return the error for a device that the library does not have, with those that it has."""
+        """Return the error for a device that the library does not have; it lists the others."""
         visible = ", ".join(map(str, self.devices())) or "no device"
         return DeviceNotFoundError(f"{self.label} has no {device}; it sees {visible}")
 
@@ -189,12 +189,13 @@ class BaseEngine(Engine):
 
 
 class BaseMemory:
-    """Memory of a library that does not count it; those that count override `use` and more."""
+    """Memory of a library that does not count allocations; others override `use` and more."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def use(self, device: Device) -> MemoryUse | None:
+        self._engine.native(device)
         return None
 
     def reset_peak(self, device: Device) -> None:
@@ -217,13 +218,13 @@ class BaseMemory:
         return type(error) is MemoryError
 
     def asked(self, error: BaseException) -> int | None:
-        """Return the bytes that an error of ours has as `asked`, or a library's message names."""
+        """Return the requested bytes: `asked` of our own errors, else from the message."""
         size: int | None = getattr(error, "asked", None)
         return amount_asked(str(error)) if size is None else size
 
 
 def amount_asked(message: str) -> int | None:
-    """Return the bytes that a library's message says it was asked for; `None` if it names none.
+    """Return the bytes that a library's message names as requested; `None` if it names none.
 
     >>> amount_asked("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has …")
     21474836480
@@ -278,7 +279,7 @@ class ExpertBlocks(Record):
     expert: Any
     """The expert of each block."""
     token: Any
-    """The token of each row of the blocks; the number of tokens in rows that pad a block."""
+    """The token of each row of the blocks; in padding, the number of tokens."""
     row: Any
     """The row of each choice; the number of rows for a choice of no expert."""
 
@@ -286,19 +287,19 @@ class ExpertBlocks(Record):
 def expert_blocks(xp: Any, numbers: Any, count: int, tokens: int) -> ExpertBlocks:
     """Plan the blocks for the chosen experts of all tokens; no shape depends on the choices.
 
-    `xp` is the module of JAX or MLX. `numbers` (tokens × choices) is int32; `count` means none.
+    `xp` is the module of JAX or MLX. `numbers` (tokens × choices) is int32; `count` is no expert.
     """
     length = numbers.shape[0]
     rows = min(256, max(8, 1 << (length // count - 1).bit_length()))
     blocks = (length + min(count, length) * (rows - 1)) // rows
     counts = xp.zeros(count + 1, dtype=xp.int32).at[numbers].add(1)
-    ends = xp.cumsum((counts[:count] + rows - 1) // rows)  # in blocks, as far as each one reaches
+    ends = xp.cumsum((counts[:count] + rows - 1) // rows)  # the end of each expert, in blocks
     order = xp.argsort(numbers).astype(xp.int32)
     expert = numbers[order]
     first = xp.concatenate([xp.zeros(1, dtype=xp.int32), ends]) * rows
     row = xp.arange(length) - (xp.cumsum(counts) - counts)[expert] + first[expert]
     row = xp.where(expert < count, row, blocks * rows).astype(xp.int32)
-    # The choice of each row: all are `length`, except where a row has one.
+    # The choice of each row; `length` for a row without one.
     choice = xp.zeros(blocks * rows + 1, dtype=xp.int32).at[row].add(order - length)[:-1] + length
     reached = ends[None] <= xp.arange(blocks)[:, None]
     return ExpertBlocks(

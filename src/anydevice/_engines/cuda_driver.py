@@ -85,7 +85,7 @@ class CudaDriver:
         self._cuda.cuMemHostUnregister(ctypes.c_void_p(address))
 
     def give_back(self, address: int) -> None:
-        """Free what `pinned` allocated."""
+        """Free memory from `pinned`."""
         file = self._files.pop(address, None)
         if file is None:
             self._call("cuMemFreeHost", ctypes.c_void_p(address))

@@ -46,7 +46,7 @@ def plain(x: Array) -> Array:
 
     Raises `UnsupportedError` for a masked array or an unknown dtype.
     """
-    _refuse_what_is_lost(x)
+    _refuse_lossy(x)
     if x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative:
         return np.asarray(x)
     return private(x)
@@ -54,11 +54,11 @@ def plain(x: Array) -> Array:
 
 def private(x: Array) -> Array:
     """Return the same as `plain`, always in new memory."""
-    _refuse_what_is_lost(x)
+    _refuse_lossy(x)
     return np.array(x, dtype=x.dtype.newbyteorder("="), order="C")
 
 
-def _refuse_what_is_lost(x: Array) -> None:
+def _refuse_lossy(x: Array) -> None:
     known_dtype(x.dtype)  # raises if no device has it
     if isinstance(x, np.ma.MaskedArray):
         raise Absent(
@@ -69,9 +69,9 @@ def _refuse_what_is_lost(x: Array) -> None:
 def narrowed(
     x: Array, lacks: Collection[str], *, why: str, remedy: str, narrow: bool = False
 ) -> Array:
-    """Return the array in a dtype that a library has, given the 64-bit ones that it `lacks`.
+    """Return the array in a dtype of a library that `lacks` some 64-bit ones.
 
-    The message says `why`, and the `remedy` that keeps all bits. Rules as in `Engine.place`.
+    The rules are those of `Engine.place`. Errors and the warning say `why`, and the `remedy`.
     """
     wide = known_dtype(x.dtype).name
     if wide not in lacks:
@@ -110,6 +110,6 @@ def _narrowed_integers(x: Array, small: str, *, why: str, remedy: str, narrow: b
 
 
 def forget_warning() -> None:
-    """Let the next array whose integers are narrowed be warned of again."""
+    """Warn again when integers are narrowed next."""
     global _warned
     _warned = False

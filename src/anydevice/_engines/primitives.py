@@ -112,11 +112,11 @@ class BasePrimitives(Generic[A]):
         return self.where(inside, elements, missing_value(self.dtype(x)))
 
     def _missing_along_axis(self, x: Any, indices: Any, axis: int) -> A:
-        """Return what `take_along_axis` reads of an axis without elements."""
+        """Return the result of `take_along_axis` on an axis without elements."""
         shape = np.broadcast_shapes((*x.shape[:axis], 1, *x.shape[axis + 1 :]), indices.shape)
         return self.full(shape, missing_value(self.dtype(x)), self.dtype(x), x)
 
 
 def missing_value(dtype: DType) -> float:
-    """Return what an index out of range reads: NaN, or `False`, which is 0 in any other dtype."""
+    """Return the element for an index out of range: NaN, or `False`, which is 0 for integers."""
     return math.nan if dtype.kind in ("float", "complex") else False

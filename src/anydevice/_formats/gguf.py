@@ -15,6 +15,7 @@ import operator
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from types import ModuleType
@@ -25,9 +26,11 @@ import numpy as np
 from anydevice._core.checks import is_number
 from anydevice._core.dtypes import DTYPES, DType
 from anydevice._core.files import PlainFile, Stamp
-from anydevice._core.record import Record, replace
+from anydevice._core.quantized import QuantizedWeight
+from anydevice._core.record import NOTHING, Record, replace
 from anydevice._core.rope_scaling import frequencies
 from anydevice._core.text import install_command, shortened
+from anydevice._formats.quantized import BLOCK_TYPES, dequantize, unpack_blocks
 from anydevice._formats.safetensors import StoredTensor
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
@@ -59,20 +62,27 @@ class Packing(Record):
 PACKINGS = {
     0: Packing("F32", 1, 4),
     1: Packing("F16", 1, 2, DTYPES["float16"]),
-    2: Packing("Q4_0", 32, 18),
-    3: Packing("Q4_1", 32, 20),
-    8: Packing("Q8_0", 32, 34),
-    12: Packing("Q4_K", 256, 144),
-    13: Packing("Q5_K", 256, 176),
-    14: Packing("Q6_K", 256, 210),
     30: Packing("BF16", 1, 2, DTYPES["bfloat16"]),
 }
-"""The types of tensors that are read, by the format's number for them."""
-
-_OTHERS = {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 39: "MXFP4"}
-_OTHERS |= {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S"}
-_OTHERS |= {22: "IQ2_S", 23: "IQ4_XS"}
-_OTHERS |= {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M"}
+PACKINGS |= {
+    number: Packing(name, BLOCK_TYPES[name].columns, BLOCK_TYPES[name].bytes)
+    for number, name in {
+        2: "Q4_0",
+        3: "Q4_1",
+        6: "Q5_0",
+        7: "Q5_1",
+        8: "Q8_0",
+        10: "Q2_K",
+        11: "Q3_K",
+        12: "Q4_K",
+        13: "Q5_K",
+        14: "Q6_K",
+        20: "IQ4_NL",
+        23: "IQ4_XS",
+        39: "MXFP4",
+    }.items()
+}
+"""The types of tensors that are read without the package `gguf`, by the format's numbers."""
 
 
 class Strings(Sequence[str]):
@@ -109,19 +119,53 @@ class GgufTensor(StoredTensor):
     """A tensor of a GGUF file. Reading unpacks it; blocks lie along its last axis."""
 
     packing: Packing
+    whole: bool = False
+    """Whether `blocks` unpacks each code of 5 and 6 bits into a byte of its own."""
 
     def read(self, file: PlainFile, target: Any, first: int) -> None:
         packing = self.packing
         blocks = -(-target.size // packing.elements)
-        raw = np.empty(blocks * packing.bytes, np.uint8)
-        file.read_into(raw.data, self.start + first // packing.elements * packing.bytes)
-        if packing.elements == 1:
-            values = raw.view(packing.dtype.numpy())
-        else:
-            gguf = gguf_package()
-            with np.errstate(all="ignore"):
-                values = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[packing.name])
+        with np.errstate(all="ignore"):
+            if packing.name in BLOCK_TYPES:
+                values = dequantize(self.blocks(file, first, (1, blocks * packing.elements)))[0]
+            else:
+                raw = self._bytes(file, [first], blocks)
+                if packing.elements == 1:
+                    values = raw.view(packing.dtype.numpy())
+                else:
+                    gguf = gguf_package()
+                    values = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[packing.name])
         self.convert(values[: target.size], target)
+
+    @property
+    def scheme(self) -> str | None:
+        """The scheme of its quantized weights; None if it is read as floating-point numbers."""
+        return self.packing.name.lower() if self.packing.name in BLOCK_TYPES else None
+
+    def blocks(
+        self, file: PlainFile, first: int | Sequence[int], shape: tuple[int, int]
+    ) -> QuantizedWeight:
+        """Return rows of whole blocks as they are stored, from the element `first` on.
+
+        `first` may also have the first element of each row. Raises `TransferError` for scales that
+        are NaN or infinite.
+        """
+        parts = [first] if isinstance(first, int) else first
+        size = prod(shape) // self.packing.elements // len(parts)
+        raw = self._bytes(file, parts, size)
+        weight = unpack_blocks(self.packing.name, raw, shape, self.whole)
+        for array in map(np.asarray, weight.arrays.values()):
+            if array.dtype.kind not in "iu" and not np.isfinite(array).all():
+                raise self.error(f"it has scales that are NaN or infinite; {_AGAIN}")
+        return weight
+
+    def _bytes(self, file: PlainFile, first: Sequence[int], blocks: int) -> Any:
+        """Return the bytes of `blocks` blocks from each element in `first` on."""
+        raw = np.empty((len(first), blocks * self.packing.bytes), np.uint8)
+        for row, element in zip(raw, first, strict=True):
+            start = element // self.packing.elements * self.packing.bytes
+            file.read_into(row.data, self.start + start)
+        return raw.reshape(-1)
 
     def as_matrix(self) -> GgufTensor:
         """Return a vector as a matrix of one row."""
@@ -129,12 +173,16 @@ class GgufTensor(StoredTensor):
 
 
 class GgufFile(Record):
-    """The header of a file: metadata and tensors by name; `stamp` identifies its state."""
+    """The header of a file: metadata and tensors by name; `stamp` identifies its state.
+
+    `spans` are the first byte and the end of each value of the metadata, with its type.
+    """
 
     path: Path
     stamp: Stamp
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
+    spans: Mapping[str, tuple[int, int]] = NOTHING
 
     def expect(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
         """Return a value of the metadata; raise `ConfigurationError` if it is of another type."""
@@ -238,24 +286,27 @@ def _read(file: PlainFile) -> GgufFile:
             "are read; convert the model again with a current llama.cpp"
         )
     count = cursor.count(24, "the number of tensors")
-    metadata = _metadata(cursor)
+    metadata, spans = _metadata(cursor)
     table = [_entry(cursor) for _ in range(count)]
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     if type(alignment) is not int or not 0 < alignment <= 2**20 or alignment & (alignment - 1):
         raise _DamagedError(f"its alignment is {shortened(repr(alignment))}")
     base = -(-cursor.position // alignment) * alignment
     tensors = _tensors(file, table, base, alignment)
-    return GgufFile(file.path, file.stamp, metadata, tensors)
+    return GgufFile(file.path, file.stamp, metadata, tensors, spans)
 
 
-def _metadata(cursor: _Cursor) -> dict[str, Any]:
+def _metadata(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
     metadata: dict[str, Any] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for _ in range(cursor.count(13, "the number of keys")):
         key = cursor.string("a key", LONGEST_KEY)
         if key in metadata:
             raise _DamagedError(f"the key {shortened(key)!r} occurs twice")
+        start = cursor.position
         metadata[key] = _value(cursor, key)
-    return metadata
+        spans[key] = start, cursor.position
+    return metadata, spans
 
 
 def _value(cursor: _Cursor, key: str) -> Any:
@@ -315,13 +366,12 @@ def _tensors(
         what = f"the tensor {shortened(name)!r}"
         if name in tensors:
             raise _DamagedError(f"{what} occurs twice")
-        packing = PACKINGS.get(kind)
-        if packing is None:
-            known = ", ".join(row.name for row in PACKINGS.values())
-            called = _OTHERS.get(kind, f"number {kind}")
+        packing = _packing(kind)
+        if isinstance(packing, str):
             raise TransferError(
-                f"{file.path}: {what} has the type {called}, which is not read; "
-                f"types that are: {known}",
+                f"{file.path}: {what} has the type {packing}, which is not read; types that are: "
+                f"{', '.join(row.name for row in PACKINGS.values())}, and those that the package "
+                "gguf unpacks",
                 name,
             )
         if 0 in shape or prod(shape) >= 2**62 or shape[-1] % packing.elements or offset % alignment:
@@ -338,6 +388,27 @@ def _tensors(
             raise _DamagedError(f"the tensors {before!r} and {tensor.name!r} share bytes")
         reached, before = tensor.start + tensor.nbytes, tensor.name
     return tensors
+
+
+@lru_cache(maxsize=64)
+def _packing(kind: int) -> Packing | str:
+    """Return how tensors of a type are stored, or the type's name if nothing unpacks it.
+
+    The package `gguf` knows more types, which it unpacks into floating-point numbers.
+    """
+    if kind in PACKINGS:
+        return PACKINGS[kind]
+    gguf = gguf_package()
+    try:
+        theirs = gguf.GGMLQuantizationType(kind)
+    except ValueError:
+        return f"number {kind}"
+    elements, size = gguf.GGML_QUANT_SIZES[theirs]
+    try:
+        gguf.quants.dequantize(np.zeros(size, np.uint8), theirs)
+    except NotImplementedError:
+        return str(theirs.name)
+    return Packing(theirs.name, elements, size)
 
 
 def gguf_package() -> ModuleType:
@@ -367,11 +438,24 @@ def named_tensors(file: GgufFile, names: Iterable[str]) -> dict[str, GgufTensor]
     Several names may stand for one tensor; an expert is a row of its stack. A tensor without any
     of the names keeps its own. Tables of rope are left to `config_values`.
     """
+    tensors: dict[str, GgufTensor] = {}
+    for name, (own, expert) in gguf_names(file.metadata["general.architecture"], names).items():
+        tensor = file.tensors.get(own)
+        if tensor is not None and expert is not None and len(tensor.shape) == 3:
+            tensor = tensor.row(expert) if expert < tensor.shape[0] else None
+        if tensor is not None:
+            tensors[name] = tensor
+    used = {tensor.name for tensor in tensors.values()}
+    rest = {name: tensor for name, tensor in file.tensors.items() if name not in used}
+    return tensors | {name: t for name, t in rest.items() if not _TABLES.fullmatch(name)}
+
+
+def gguf_names(architecture: str, names: Iterable[str]) -> dict[str, tuple[str, int | None]]:
+    """Return GGUF's name of each tensor of a folder, "" if it has none, and an expert's number."""
     gguf = gguf_package()
-    architecture = file.metadata["general.architecture"]
     kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     known = gguf.get_tensor_name_map(kind, 1)
-    tensors: dict[str, GgufTensor] = {}
+    result: dict[str, tuple[str, int | None]] = {}
     for name in names:
         layer, expert = _LAYER.match(name), _EXPERT.fullmatch(name)
         plain = f"{expert[1]}.{expert[3]}" if expert else name
@@ -380,15 +464,8 @@ def named_tensors(file: GgufFile, names: Iterable[str]) -> dict[str, GgufTensor]
         own = known.get_name(plain, try_suffixes=(".weight", ".bias")) or ""
         if layer:
             own = own.replace("blk.0.", f"blk.{layer[1]}.", 1)
-        tensor = file.tensors.get(own)
-        if tensor is not None and expert and len(tensor.shape) == 3:
-            number = int(expert[2])
-            tensor = tensor.row(number) if number < tensor.shape[0] else None
-        if tensor is not None:
-            tensors[name] = tensor
-    used = {tensor.name for tensor in tensors.values()}
-    rest = {name: tensor for name, tensor in file.tensors.items() if name not in used}
-    return tensors | {name: t for name, t in rest.items() if not _TABLES.fullmatch(name)}
+        result[name] = own, int(expert[2]) if expert else None
+    return result
 
 
 # --- metadata as a config ---------------------------------------------------------------------
@@ -595,136 +672,3 @@ def sampling_values(file: GgufFile) -> dict[str, Any]:
         for name, option in _SAMPLING.items()
     }
     return {option: value for option, value in values.items() if value is not None}
-
-
-# --- metadata as a tokenizer --------------------------------------------------------------------
-
-
-class Splitting(Record):
-    """How text is split before merging: by a pattern, or as GPT-2 does, single digits first.
-
-    With `whole`, a word that is a token is not merged; with `composed`, characters are composed
-    (NFC) first. `bos` is whether texts begin with BOS if the file does not say so.
-    """
-
-    pattern: str = ""
-    digits: bool = False
-    whole: bool = False
-    composed: bool = False
-    bos: bool = False
-
-
-_CONTROL, _USER_DEFINED = 3, 4
-
-
-def tokenizer_files(file: GgufFile, splitting: Splitting) -> dict[str, Mapping[str, Any]]:
-    """Return the contents of a tokenizer's files by name, as Hugging Face's folders have them."""
-    tokens = list(_token_strings(file, "tokens"))
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        raise _damage(file, "tokens", "has a token twice")
-    kinds = file.expect("tokenizer.ggml.token_type", np.ndarray)
-    if kinds is not None and (kinds.shape != (len(tokens),) or kinds.dtype.kind not in "iu"):
-        raise _damage(file, "token_type", "is not one number for each token")
-    merges = [merge.split(" ") for merge in _token_strings(file, "merges")]
-    if any(len(merge) != 2 for merge in merges):
-        raise _damage(file, "merges", "has one that is not two tokens")
-    named = {
-        name: _token(file, tokens, f"{key}_token_id")
-        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-    }
-    special = _tokens_of_type(kinds, _CONTROL) | {
-        vocabulary[t] for t in named.values() if t is not None
-    }
-    added = [
-        {"id": number, "content": tokens[number], "special": number in special} | _FLAGS
-        for number in sorted(special | _tokens_of_type(kinds, _USER_DEFINED))
-    ]
-    adds_bos = file.expect("tokenizer.ggml.add_bos_token", bool, splitting.bos)
-    bos = named["bos"] if adds_bos else None
-    ends = [_token(file, tokens, f"{key}_token_id") for key in ("eos", "eot", "eom")]
-    template = file.expect("tokenizer.chat_template", str)
-    return {
-        "tokenizer.json": {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": added,
-            "normalizer": {"type": "NFC"} if splitting.composed else None,
-            "pre_tokenizer": _pre_tokenizer(splitting),
-            "post_processor": _post_processor(bos, vocabulary),
-            "decoder": _BYTES,
-            "model": _MERGING
-            | {"ignore_merges": splitting.whole, "vocab": vocabulary, "merges": merges},
-        },
-        "tokenizer_config.json": {
-            f"{name}_token": token for name, token in named.items() if token is not None
-        }
-        | ({"chat_template": template} if template else {}),
-        "generation_config.json": {
-            "eos_token_id": [vocabulary[token] for token in ends if token is not None]
-        },
-    }
-
-
-_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-_MERGING = {
-    "type": "BPE",
-    "dropout": None,
-    "unk_token": None,
-    "continuing_subword_prefix": None,
-    "end_of_word_suffix": None,
-    "fuse_unk": False,
-    "byte_fallback": False,
-}
-
-
-def _pre_tokenizer(splitting: Splitting) -> Mapping[str, Any]:
-    steps: list[Mapping[str, Any]] = []
-    if splitting.digits:
-        steps.append({"type": "Digits", "individual_digits": True})
-    if splitting.pattern:
-        pattern = {"Regex": splitting.pattern}
-        steps.append({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False})
-    steps.append(_BYTES | {"use_regex": not splitting.pattern})
-    return {"type": "Sequence", "pretokenizers": steps}
-
-
-def _post_processor(bos: str | None, vocabulary: Mapping[str, int]) -> Mapping[str, Any]:
-    if bos is None:
-        return _BYTES
-    first = {"SpecialToken": {"id": bos, "type_id": 0}}
-    text = [{"Sequence": {"id": "A", "type_id": 0}}]
-    return {
-        "type": "TemplateProcessing",
-        "single": [first, *text],
-        "pair": [first, *text, first, {"Sequence": {"id": "B", "type_id": 0}}],
-        "special_tokens": {bos: {"id": bos, "ids": [vocabulary[bos]], "tokens": [bos]}},
-    }
-
-
-def _token_strings(file: GgufFile, name: str) -> Strings:
-    strings: Strings | None = file.expect(f"tokenizer.ggml.{name}", Strings)
-    if strings is None:
-        raise _damage(file, name, "is missing")
-    return strings
-
-
-def _token(file: GgufFile, tokens: list[str], key: str) -> str | None:
-    number: int | None = file.expect(f"tokenizer.ggml.{key}", int)
-    if number is None:
-        return None
-    if not 0 <= number < len(tokens):
-        raise _damage(file, key, f"is {number}, and there are {len(tokens)} tokens")
-    return tokens[number]
-
-
-def _tokens_of_type(kinds: Any, kind: int) -> set[int]:
-    return set() if kinds is None else {int(number) for number in np.flatnonzero(kinds == kind)}
-
-
-def _damage(file: GgufFile, name: str, problem: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{file.path}: tokenizer.ggml.{name} {problem}; download the file again", str(file.path)
-    )

@@ -8,7 +8,7 @@ import sys
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -26,7 +26,8 @@ from anydevice._core.files import PlainFile, expanded
 from anydevice._core.hooks import is_loaded
 from anydevice._core.locks import side_by_side
 from anydevice._core.progress import ProgressBar, in_notebook
-from anydevice._core.record import Record
+from anydevice._core.quantized import QuantizedWeight
+from anydevice._core.record import Record, replace
 from anydevice._core.text import shortened
 from anydevice._formats.safetensors import (
     Header,
@@ -117,7 +118,7 @@ def load_file(
 
 
 def load_joined(
-    arrays: Mapping[Key, Joined],
+    arrays: Mapping[Key, Stored],
     device: Device,
     progress: bool | None = None,
     opened: PlainFile | None = None,
@@ -131,12 +132,16 @@ def load_joined(
         raise not_driven(device)
     loaded: dict[Key, Any] = dict.fromkeys(arrays)
     try:
-        with _progress(arrays, progress) as advance, OpenFiles() as files:
+        with loading_progress(arrays, progress) as advance, OpenFiles() as files:
             if opened is not None:
                 files.adopt(opened)
             engine = registry.load(device.engine)
             for key in in_file_order(arrays):
-                loaded[key] = place(arrays[key], files, engine, device, advance)
+                stored = arrays[key]
+                if isinstance(stored, tuple):
+                    loaded[key] = tuple([place(s, files, engine, device, advance) for s in stored])
+                else:
+                    loaded[key] = place(stored, files, engine, device, advance)
     except BaseException:
         loaded.clear()  # the error keeps this frame, and half a model is of no use
         raise
@@ -161,25 +166,39 @@ def _float_dtype(dtype: object) -> DType | None:
     return wanted
 
 
+def loading_progress(
+    arrays: Mapping[Any, Stored], wanted: bool | None
+) -> AbstractContextManager[Advance]:
+    """Show the progress of a load, as `progress_in_bytes` does."""
+
+    def total() -> int:
+        return sum(part.nbytes for stored in arrays.values() for part in stored_parts(stored))
+
+    return progress_in_bytes(total, wanted, "loading weights")
+
+
 @contextmanager
-def _progress(arrays: Mapping[Any, Joined], wanted: bool | None) -> Iterator[Advance]:
+def progress_in_bytes(
+    count: Callable[[], int], wanted: bool | None, doing: str
+) -> Iterator[Advance]:
     """Show a bar on a terminal or in a notebook; yields a function that takes newly read bytes.
 
-    It appears at once if `wanted` is true or much is loaded, else after a second; never if false.
+    `count` returns the bytes of all. The bar appears at once if `wanted` is true or much is read,
+    else after a second; never if false.
     """
     shown = wanted is not False and sys.stderr is not None and sys.stderr.isatty()
     notebook = wanted is not False and is_loaded("IPython") and in_notebook()
     if not shown and not notebook:
         yield lambda size: None
         return
-    total = sum(joined.nbytes for joined in arrays.values())
+    total = count()
     delay = 0.0 if wanted or total > LARGE else SLOW
     done = 0
 
     def advance(size: int) -> None:
         nonlocal done
         done += size
-        bar.tell(done, total, "loading weights")
+        bar.tell(done, total, doing)
 
     with ProgressBar(
         sys.stderr if shown else None, in_bytes=True, delay=delay, notebook=notebook
@@ -217,6 +236,120 @@ class Joined(Record):
         return list(accumulate((part.size for part in self.parts[:-1]), initial=0))
 
 
+Quantizer = Callable[[Any], QuantizedWeight]
+"""Quantizes rows of float32, (rows, columns), with one scheme."""
+WriteRows = Callable[[Any, QuantizedWeight], None]
+"""Takes the numbers of rows, as an index, and the rows."""
+
+
+class Packed(Record):
+    """A quantized weight of stacked rows: blocks of one scheme, or floats with a `quantizer`."""
+
+    shape: tuple[int, ...]
+    parts: tuple[Segment, ...]
+    quantizer: Quantizer | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its parts in their files."""
+        return sum(part.tensor.nbytes for part in self.parts)
+
+    def read(self, files: OpenFiles, advance: Advance) -> QuantizedWeight:
+        """Return the weight in host memory; several threads unpack it, some rows at a time."""
+        if self.parts[0].tensor.whole and self.quantizer is None:
+            return self._read_whole(files, advance)
+        rows, first = prod(self.shape[:-1]), self.row(files)
+        arrays = {n: np.empty((rows, x.shape[-1]), x.dtype) for n, x in first.arrays.items()}
+
+        def write(numbers: Any, weight: QuantizedWeight) -> None:
+            for name, x in weight.arrays.items():
+                arrays[name][numbers] = x
+
+        self.read_rows(files, write, advance)
+        return first.with_arrays(
+            {name: x.reshape(*self.shape[:-1], -1) for name, x in arrays.items()}, self.shape
+        )
+
+    def _read_whole(self, files: OpenFiles, advance: Advance) -> QuantizedWeight:
+        """Return the weight from parts that are unpacked as wholes, several at a time."""
+        works, weights = _Works(), dict[int, QuantizedWeight]()
+
+        def unpack(number: int, part: Segment, file: PlainFile) -> None:
+            weight = part.tensor.blocks(file, 0, (part.size // self.shape[-1], self.shape[-1]))
+            if part.arrange is not None:
+                arrays = {name: part.arrange(x) for name, x in weight.arrays.items()}
+                weight = weight.with_arrays(arrays)
+            weights[number] = weight
+            advance(part.tensor.nbytes)
+
+        for number, part in enumerate(self.parts):
+            works.pending.append(partial(unpack, number, part, files.of(part.tensor)))
+        side_by_side(*[works.do_all] * min(MOST_THREADS, usable_cores(), len(self.parts)))
+        parts: list[Mapping[str, Any]] = [weights[n].arrays for n in range(len(self.parts))]
+        arrays = parts[0]
+        if len(parts) > 1:
+            arrays = {name: np.concatenate([part[name] for part in parts]) for name in arrays}
+        return weights[0].with_arrays(
+            {name: x.reshape(*self.shape[:-1], -1) for name, x in arrays.items()}, self.shape
+        )
+
+    def row(self, files: OpenFiles, number: int = 0) -> QuantizedWeight:
+        """Return a row of the first part; all rows differ in their arrays only."""
+        part = replace(self.parts[0], arrange=None)
+        return self._rows(part, files.of(part.tensor), number, number + 1)
+
+    def read_rows(self, files: OpenFiles, write: WriteRows, advance: Advance) -> None:
+        """Call `write` with the numbers of rows, and these rows, from several threads."""
+        columns, works, start = self.shape[-1], _Works(), 0
+        step = max(1, CHUNK // (4 * columns))
+        for part in self.parts:
+            count, file = part.size // columns, files.of(part.tensor)
+            numbers = np.arange(start, start + count)
+            if part.arrange is not None and self.quantizer is None:  # it reorders rows
+                numbers = start + np.argsort(part.arrange(numbers[:, None])[:, 0])
+            whole = part.tensor.whole or (part.arrange is not None and self.quantizer is not None)
+            stride = count if whole else step
+            for at in range(0, count, stride):
+                end = min(count, at + stride)
+                own = slice(start + at, start + end) if part.arrange is None else numbers[at:end]
+                work = partial(self._read_some, part, file, (at, end), own, write, advance)
+                works.pending.append(work)
+            start += count
+        threads = min(MOST_THREADS, usable_cores(), len(works.pending))
+        side_by_side(*[works.do_all] * threads)
+
+    def _read_some(
+        self, part: Segment, file: PlainFile, rows: tuple[int, int], numbers: Any,
+        write: WriteRows, advance: Advance,
+    ) -> None:  # fmt: skip
+        write(numbers, self._rows(part, file, *rows))
+        advance(part.tensor.nbytes * (rows[1] - rows[0]) * self.shape[-1] // part.size)
+
+    def _rows(self, part: Segment, file: PlainFile, start: int, stop: int) -> QuantizedWeight:
+        columns = self.shape[-1]
+        if self.quantizer is None:
+            weight: QuantizedWeight = part.tensor.blocks(
+                file, start * columns, (stop - start, columns)
+            )
+            return weight
+        numbers = np.empty(((stop - start), columns), np.float32)
+        if part.arrange is None:
+            part.tensor.read(file, numbers.reshape(-1), start * columns)
+        else:
+            _read_part(part, file, numbers.reshape(-1), lambda size: None)
+        part.tensor.check_numbers(numbers, "a quantized weight", np.float16)
+        return self.quantizer(numbers)
+
+
+Stored = Joined | Packed | tuple[Joined | Packed, ...]
+"""A parameter in files; the parts of a tuple have rows of different kinds, and stay apart."""
+
+
+def stored_parts(stored: Stored) -> tuple[Joined | Packed, ...]:
+    """Return the parts of a parameter."""
+    return stored if isinstance(stored, tuple) else (stored,)
+
+
 class OpenFiles:
     """The files of a model, each opened for its first tensor; none may change during the block."""
 
@@ -246,15 +379,22 @@ class OpenFiles:
 
 
 def place(
-    joined: Joined, files: OpenFiles, engine: Engine, device: Device, advance: Advance
+    joined: Joined | Packed, files: OpenFiles, engine: Engine, device: Device, advance: Advance
 ) -> Any:
-    """Read an array from its files onto a device.
+    """Read an array, or a quantized weight, from its files onto a device.
 
     Several threads read a large array straight into its memory on the CPU, and through pinned
     memory on CUDA devices. Any other array is read into host memory first. Raises `TransferError`
     and `OutOfMemoryError` with the file and the tensor.
     """
     try:
+        if isinstance(joined, Packed):
+            weight = joined.read(files, advance)
+            if engine.name == "numpy":
+                return weight
+            return weight.with_arrays(
+                {n: engine.place(x, device) for n, x in weight.arrays.items()}
+            )
         if prod(joined.shape) >= WORTH_STAGING // _WIDEST:
             array = _place_straight(joined, files, engine, device, advance)
             if array is not None:
@@ -308,7 +448,7 @@ def _upload(joined: Joined, files: OpenFiles, ring: Ring, address: int, advance:
     straight: list[Piece] = []
     for part, start in zip(joined.parts, starts, strict=True):
         file = files.of(part.tensor)  # opened here, and not by several threads at once
-        if part.arrange is None:
+        if part.arrange is None and not part.tensor.whole:
             straight.append(Piece(start, address + start, part.size * width))
             continue
         host = np.empty(part.size, kind)
@@ -374,6 +514,7 @@ def _reading(
         yield partial(_read_part, part, file, flat, advance)
         return
     step = CHUNK // max(flat.itemsize, part.tensor.dtype.itemsize)
+    step = max(1, flat.size) if part.tensor.whole else step
     for first in range(0, flat.size, step):
         yield partial(_read_chunk, part, file, flat[first : first + step], first, advance)
 
@@ -392,12 +533,12 @@ def _read_part(part: Segment, file: PlainFile, flat: Any, advance: Advance) -> N
     part.tensor.convert(part.arrange(whole).reshape(-1), flat)
 
 
-def in_file_order(arrays: Mapping[Any, Joined]) -> list[Any]:
+def in_file_order(arrays: Mapping[Any, Stored]) -> list[Any]:
     """Return the keys of arrays in the order in which their first parts lie in the files."""
     ranks: dict[Path, int] = {}
     order = []
-    for number, joined in enumerate(arrays.values()):
-        tensor = joined.parts[0].tensor
+    for number, stored in enumerate(arrays.values()):
+        tensor = stored_parts(stored)[0].parts[0].tensor
         order.append((ranks.setdefault(tensor.path, len(ranks)), tensor.start, number))
     keys = list(arrays)
     return [keys[number] for _, _, number in sorted(order)]

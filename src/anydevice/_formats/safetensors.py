@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from anydevice._core.dtypes import BY_CODE, DType
 from anydevice._core.files import PlainFile, Stamp, count_json
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.record import NOTHING, Record, replace
 from anydevice._core.text import shortened
 from anydevice.errors import TransferError
@@ -70,6 +71,20 @@ class StoredTensor(Record):
         """
         raise NotImplementedError
 
+    @property
+    def scheme(self) -> str | None:
+        """The scheme of its quantized weights; None if it is read as floating-point numbers."""
+        return None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is read as a whole, because it is several tensors, or rows are spread."""
+        return False
+
+    def blocks(self, file: PlainFile, first: int, shape: tuple[int, int]) -> QuantizedWeight:
+        """Return rows of a tensor with a `scheme` as they are stored, from element `first` on."""
+        raise NotImplementedError
+
     def row(self, number: int) -> Self:
         """Return one row of the first axis as a tensor of its own."""
         size = self.nbytes // self.shape[0]
@@ -89,6 +104,13 @@ class StoredTensor(Record):
             raise self.error(
                 f"it holds numbers that {target.dtype} cannot; load it as {self.dtype}"
             )
+
+    def check_numbers(self, numbers: Any, kind: str, dtype: Any) -> None:
+        """Raise if a number is NaN, or too large for `dtype`, in which `kind` has its scales."""
+        import numpy as np
+
+        if not max(numbers.max(), -numbers.min()) <= np.finfo(dtype).max:
+            raise self.error(f"it holds NaN, or numbers that {kind} cannot; download it again")
 
     def error(self, problem: str) -> TransferError:
         """Return the error for a tensor that cannot be loaded."""

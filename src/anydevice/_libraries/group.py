@@ -20,6 +20,7 @@ from typing import Any
 
 from anydevice._core import checks
 from anydevice._core.files import read_small, writing
+from anydevice._core.locks import ForkSafeLock
 from anydevice._core.protocols import Launched
 from anydevice._machine.settings.files import verdicts_file
 from anydevice.errors import AnyDeviceError, ConfigurationError
@@ -30,7 +31,7 @@ SECRET, FOLDER, FAILURE = "ANYDEVICE_SECRET", "ANYDEVICE_GROUP", "ANYDEVICE_FAIL
 _LIMIT = "ANYDEVICE_WAIT_LIMIT"
 _HMAC_LENGTH = 32
 _ACTIVE_SHARE = 0.02  # of a core: a process that uses less of the CPU is idle
-_taken: dict[str, str] = {}
+_variables: dict[str, str] = {}
 _watches: list[tuple[threading.Event, threading.Thread]] = []
 _joins = count()
 _servers: dict[int, socketserver.ThreadingTCPServer] = {}
@@ -41,14 +42,14 @@ _LONGEST = 1 << 16
 def take_variables() -> None:
     """Move the group's secret and folder out of the environment, which children inherit."""
     for name in {SECRET, FOLDER} & os.environ.keys():
-        _taken[name] = os.environ.pop(name)
+        _variables[name] = os.environ.pop(name)
 
 
 def read_secret(is_local: bool) -> bytes:
     """Return the group's secret; on one host, by default a key that only this user can read."""
     take_variables()
-    if SECRET in _taken:
-        return _taken[SECRET].encode()
+    if SECRET in _variables:
+        return _variables[SECRET].encode()
     path, why = verdicts_file().with_name("group.key"), "they run on several hosts"
     try:
         if is_local:
@@ -66,7 +67,7 @@ def read_secret(is_local: bool) -> bytes:
 
 
 def read_limit() -> int:
-    """Return the seconds for which processes wait for one that is missing or silent."""
+    """Return the seconds for which processes wait for a missing or silent one."""
     text = os.environ.get(_LIMIT, "30")
     return checks.integer(_LIMIT, int(text) if text.isdecimal() else text, 1)
 
@@ -233,7 +234,7 @@ class PortBoard(Board):
     def __init__(self, launched: Launched) -> None:
         super().__init__(launched)
         host, port = "127.0.0.1" if launched.is_local else launched.address, launched.port
-        began, self._lock, self._group = time.monotonic(), threading.Lock(), next(_joins)
+        began, self._lock, self._group = time.monotonic(), ForkSafeLock(), next(_joins)
         if launched.rank == 0 and port not in _servers:
             _servers[port] = _serve(host if launched.is_local else "", port)
         while True:
@@ -248,7 +249,7 @@ class PortBoard(Board):
     def ask(self, call: str, name: str, value: Any = None) -> Any:
         """Call `set`, `get`, `add` or `delete` of the first process."""
         request = json.dumps([call, f"{self._group}/{name}", value])
-        with self._lock:
+        with self._lock.native:
             self._stream.write(request.encode() + b"\n")
             self._stream.flush()
             try:
@@ -261,21 +262,21 @@ class PortBoard(Board):
 
     def read(self, name: str) -> bytes | None:
         text = self.ask("get", name)
-        with suppress(ValueError):  # of a stranger; what it wrote is no value with an HMAC
+        with suppress(ValueError):  # text of a stranger is no value with an HMAC
             return None if text is None else bytes.fromhex(str(text))
         return b"?"
 
 
 def _serve(host: str, port: int) -> socketserver.ThreadingTCPServer:
     """Serve values at a port, to everyone who reaches it, until this process ends."""
-    values, lock = dict[str, Any](), threading.Lock()
+    values, lock = dict[str, Any](), ForkSafeLock()
 
     class Answers(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            with suppress(OSError, TypeError, ValueError):  # of a stranger, or of one that ended
+            with suppress(OSError, TypeError, ValueError):  # a stranger, or an ended process
                 while line := self.rfile.readline(_LONGEST):
                     call, name, value = json.loads(line)
-                    with lock:
+                    with lock.native:
                         if call == "delete":
                             values.pop(name, None)
                         elif call != "get":
@@ -305,8 +306,8 @@ def _serve(host: str, port: int) -> socketserver.ThreadingTCPServer:
 def meet(launched: Launched, positions: Callable[[], dict[str, int]]) -> Board:
     """Let all processes of a group prove that they know the secret; return their board."""
     read_secret(launched.is_local)  # before anything listens
-    if FOLDER in _taken:
-        folder = Path(_taken[FOLDER], str(next(_joins)))
+    if FOLDER in _variables:
+        folder = Path(_variables[FOLDER], str(next(_joins)))
         folder.mkdir(exist_ok=True)
         board = Board(launched, folder)
     else:

@@ -142,8 +142,8 @@ def cast_parameters(tree: TreeT, dtype: str) -> TreeT:
 
 
 class LossScale(Record):
-    """Keeps float16 gradients from underflowing: the loss is multiplied by a factor before
-    differentiation, and the gradients are divided by it afterwards.
+    """Keeps float16 gradients from underflowing (Micikevicius et al. 2018): the loss is multiplied
+    by a factor before differentiation, and the gradients are divided by it afterwards.
 
     The factor grows after `interval` finite steps, and shrinks with each step that has infinite or
     NaN gradients; such a step changes no parameter. The state is arrays, so it works inside

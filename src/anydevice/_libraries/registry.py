@@ -63,7 +63,7 @@ def is_torch_module(model: object) -> bool:
 
 @cache
 def part(library: str, name: str) -> ModuleType:
-    """Load a file of a library that is already imported, or that the user asked for.
+    """Load a file of a library that is imported already, or that the user requested.
 
     >>> part("numpy", "module")
     Traceback (most recent call last):

@@ -17,7 +17,7 @@ from anydevice._core.device import Device
 from anydevice._core.text import warn
 from anydevice._llm.generate import (
     KINDS_OF_SAMPLING,
-    DecoderExecutor,
+    Executor,
     OpsRunner,
     PendingStep,
     Prompts,
@@ -42,7 +42,7 @@ class CapturedRunner(OpsRunner):
     Short prompts are captured too. Long prompts, and steps that cannot be captured, run as ops.
     """
 
-    def __init__(self, executor: DecoderExecutor, rows: int, slots: int, capture: Capture) -> None:
+    def __init__(self, executor: Executor, rows: int, slots: int, capture: Capture) -> None:
         super().__init__(executor, rows, slots)
         self._capture = capture
         self._step_graphs: dict[Filters, Any] = {}
@@ -71,9 +71,9 @@ class CapturedRunner(OpsRunner):
         state = {"ids": self._executor.place(padded), "count": self._executor.place(count)}
         graph = self._prompt_graphs.pop(size)
         if graph is None:
-            like = self._executor.parameters["embedding"]
+            like = self._executor.like
             xp = primitives(like)
-            room = xp.full((self.rows, like.shape[1]), 0, xp.dtype(like), like)
+            room = xp.full((self.rows, like.shape[0]), 0, xp.dtype(like), like)
             graph = self._capture_graph(self._read_prompt, {**state, "hidden": room}, ())
         self._keep_prompt_graph(size, graph)
         if graph is NotImplemented:
@@ -146,7 +146,7 @@ class _CapturedStep:
         return arrays["token"], arrays.get("logprob")
 
 
-def captured_runner(executor: DecoderExecutor, rows: int, slots: int) -> CapturedRunner | None:
+def captured_runner(executor: Executor, rows: int, slots: int) -> CapturedRunner | None:
     """Return a runner with CUDA graphs; None if the device has none."""
     capture = executor.engine.fused.get("captured_step")
     if capture is None or executor.device.backend != "cuda":

@@ -13,7 +13,9 @@ Parameters are plain trees of dicts and lists of arrays:
 
 A norm and a product are {"weight": …, "bias": … if there is one}; the bias that only selects
 experts is the router's "choice_bias"; embedding and sinks are arrays. A joined product has queries
-first, then keys, then values; or the gate first, then up.
+first, then keys, then values; or the gate first, then up. The embedding, the matrices of products
+and the stacks of experts may be `QuantizedWeight`s; a matrix with parts of different schemes is a
+tuple of them.
 
 Everything that varies between steps is an array on the device, so one compiled layer serves all.
 """
@@ -26,6 +28,7 @@ from typing import Any
 from anydevice import _ops as ops
 from anydevice._core.array import Array
 from anydevice._core.dtypes import DTYPES
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.record import Record
 from anydevice._core.rope_scaling import depends_on_length
 from anydevice._llm.description import Description, LayerDescription, Rope, Routing
@@ -74,7 +77,18 @@ class CacheIndex(Record):
 
 def linear(x: Array, weight: Weight) -> Array:
     """Multiply x by a weight and add its bias; all weights but experts go through here."""
-    return ops.linear(x, weight["weight"], weight.get("bias"))
+    matrix: Any = weight["weight"]
+    bias = weight.get("bias")
+    if not isinstance(matrix, tuple):
+        own = ops.quantized_linear if isinstance(matrix, QuantizedWeight) else ops.linear
+        return own(x, matrix, bias)
+    parts, start = [], 0
+    for part in matrix:
+        stop = start + part.shape[0]
+        share = {} if bias is None else {"bias": ops.slice_axis(bias, 0, start, stop)}
+        parts.append(linear(x, {"weight": part, **share}))
+        start = stop
+    return ops.concat(parts, -1)
 
 
 def new_cache(description: Description, batch: int, context: int, like: Array) -> Cache:
@@ -144,9 +158,13 @@ def forward(
 def embed(description: Description, parameters: Parameters, ids: Array) -> Array:
     """Return the embedded tokens, the input of the first layer."""
     table = parameters["embedding"]
-    x = own_version(table, "embedding", _take_rows)(table, ids)
-    if x is NotImplemented:
-        x = _take_rows(table, ids)
+    if isinstance(table, QuantizedWeight):
+        dtype = primitives(ids).dtype(parameters["norm"]["weight"])
+        x = ops.dequantize(table, dtype, rows=ids)
+    else:
+        x = own_version(table, "embedding", _take_rows)(table, ids)
+        if x is NotImplemented:
+            x = _take_rows(table, ids)
     if description.embedding_scale == 1:
         return x
     # Models were trained with a factor that is rounded to their dtype.

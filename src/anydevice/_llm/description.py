@@ -16,6 +16,7 @@ from anydevice._core import checks
 from anydevice._core.record import Record
 from anydevice._core.rope_scaling import frequencies, kind_of
 from anydevice._core.text import shortened
+from anydevice._formats.quantized_folder import check_method
 from anydevice._plan.config import ModelConfig
 from anydevice._plan.families import ARCHITECTURES, Experts, ForwardSpec, LatentSizes, integer
 from anydevice._plan.model import (
@@ -25,6 +26,7 @@ from anydevice._plan.model import (
     layer_windows,
     rotary_share,
 )
+from anydevice._plan.quantization import method_of
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 Norm = Literal["rms", "rms1", "layer"]
@@ -208,13 +210,9 @@ def _forward_spec(config: ModelConfig) -> ForwardSpec:
 def _refuse_options(config: ModelConfig, forward: ForwardSpec) -> None:
     if config.model_class not in ("", "ForCausalLM"):
         raise _refusal(config, f"the class {config.model_class}")
-    quantization = config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-        raise UnsupportedError(
-            f"{config.source}: quantized weights ({shortened(str(method))}) cannot be run; use the "
-            "model in 16 bits, or a GGUF file of it"
-        )
+    settings = config.get("quantization_config")
+    if isinstance(settings, Mapping) and settings:
+        check_method(method_of(settings), config.source)
     for key, value in {**forward.only, "per_layer_config": None}.items():
         if config.get(key) not in (None, value):
             raise _refusal(config, f"{key} = {shortened(repr(config.get(key)))}")

@@ -8,6 +8,7 @@ is asynchronous, the host reads a token while the next step runs.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
@@ -21,6 +22,7 @@ from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.engine import Absent, Engine, LayerConfig
 from anydevice._core.locks import ForkSafeLock
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.record import Record
 from anydevice._core.rope_scaling import depends_on_length
 from anydevice._core.trees import leaf_names, leaves
@@ -55,9 +57,7 @@ class ChunkSizes:
         self.largest = max(self.fixed) if self.fixed else max(1, prefill_chunk)
 
     @classmethod
-    def of(
-        cls, executor: DecoderExecutor, rows: int, prefill_chunk: int | None = None
-    ) -> ChunkSizes:
+    def of(cls, executor: Executor, rows: int, prefill_chunk: int | None = None) -> ChunkSizes:
         """Return the sizes for a batch that reads `prefill_chunk` tokens of all rows at a time."""
         if prefill_chunk is None:
             prefill_chunk = PREFILL_CHUNK["cpu" if executor.device.kind == "cpu" else "other"]
@@ -97,7 +97,7 @@ def chunks(
         done += size
 
 
-def slots_for(executor: DecoderExecutor, rows: int, prompt: int, reply: int, context: int) -> int:
+def slots_for(executor: Executor, rows: int, prompt: int, reply: int, context: int) -> int:
     """Return the number of cache slots for these lengths, rounded up so that programs are few."""
     needed = max(prompt + reply, ChunkSizes.of(executor, rows).padded(prompt))
     if executor.synchronous:
@@ -164,7 +164,7 @@ class CachedTokens:
 
 
 def replies(
-    executor: DecoderExecutor,
+    executor: Executor,
     prompts: Prompts,
     sampling: Sampling,
     max_tokens: int,
@@ -186,7 +186,7 @@ def replies(
 
 def run_steps(
     runner: OpsRunner,
-    executor: DecoderExecutor,
+    executor: Executor,
     prompts: Prompts,
     sampling: Sampling,
     max_tokens: int,
@@ -226,51 +226,29 @@ class FusedLayer(Record):
     configs: tuple[LayerConfig | None, LayerConfig | None]
 
 
-class DecoderExecutor:
-    """Runs the steps of one decoder, compiled if the engine is faster that way.
+class Executor(ABC):
+    """Runs the steps of one decoder on a device; one of its runners may be idle."""
 
-    Single layers are compiled, not the whole model, so layers of one kind share a program.
-    """
+    compiled = False
+    fused = False
+    """Whether functions of the engine for whole layers computed the last chunk."""
+    parameters: decoder.Parameters
+    like: Array
+    """An array on the device, of the dtype that layers compute with."""
 
-    def __init__(self, description: Description, parameters: decoder.Parameters, device: Device):
+    def __init__(self, description: Description, device: Device) -> None:
         assert device.engine is not None
-        self.description, self.parameters, self.device = description, parameters, device
+        self.description, self.device = description, device
         self.engine: Engine = registry.load(device.engine)
-        self.compiled = device.engine in COMPILED
-        folder = compiled_folder(device.engine) if self.compiled else None
-        if folder is not None and not isinstance(self.engine.compiler, Absent):
-            self.engine.compiler.keep(str(folder))  # for later processes
         self.synchronous = device.engine in SYNCHRONOUS and device.backend == "cpu"
         # Reentrant: a stream may be garbage-collected, and closed, while its thread has the lock.
         self._lock = ForkSafeLock(reentrant=True)
-        self.layers = [
-            decoder.DecoderLayer(description, kind, weights)
-            for kind, weights in zip(description.layers, parameters["layers"], strict=True)
-        ]
-        self._fused_layers: dict[str, list[FusedLayer]] = {}
-        self.fused = False
-        """Whether the engine's fused functions computed all layers of the last chunk."""
         self._idle: tuple[int, int, OpsRunner] | None = None
-        self._compiled_layers: dict[LayerDescription, Callable[..., Any]] = {}
-        self._embedding = {"embedding": parameters["embedding"]}
-        self._norm = {"norm": parameters["norm"]}
-        self._head = self._embedding if description.tied else {"head": parameters["head"]}
-        self._embed = self._compile(partial(decoder.embed, description))
-        self._last = self._compile(partial(_last_hidden, description))
-        self._scores = self._compile(partial(_score_targets, description))
-        self._select = lru_cache(KINDS_OF_SAMPLING)(
-            lambda filters: self._compile(
-                lambda head, hidden, state: select_token(
-                    filters, decoder.logits(description, head, hidden), state
-                )
-            )
-        )
 
-    def _compile(self, function: Callable[..., Any], donate: Sequence[str] = ()) -> Any:
-        """Return the function, compiled if this engine compiles layers."""
-        if not self.compiled or isinstance(self.engine.compiler, Absent):
-            return function
-        return self.engine.compiler.compile(function, donate=donate)
+    @property
+    def name(self) -> str:
+        """The name of the library that computes."""
+        return self.engine.name
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -298,21 +276,98 @@ class DecoderExecutor:
         """Copy small arrays to the device."""
         return self.engine.place(np.asarray(values, dtype), self.device)
 
-    def new_cache(self, rows: int, slots: int) -> decoder.Cache:
-        """Return an empty cache; raise `OutOfMemoryError` if there is no room for it."""
-        like = self.parameters["embedding"]
-        try:
-            return decoder.new_cache(self.description, rows, slots, like)
-        except Exception as error:
-            explain(error, like=like)
-            raise
-
     def lengths(self, texts: Sequence[Sequence[int]]) -> Array | None:
         """Return the lengths of texts if a rope of the decoder depends on them, else None."""
         ropes = [kind.rope for kind in self.description.layers if kind.rope]
         if not any(depends_on_length(dict(rope.scaling)) for rope in ropes):
             return None
         return self.place([len(text) for text in texts])
+
+    @abstractmethod
+    def new_cache(self, rows: int, slots: int) -> Any:
+        """Return an empty cache; raise `OutOfMemoryError` if there is no room for it."""
+
+    @abstractmethod
+    def forward(
+        self,
+        ids: Array,
+        start: Array,
+        count: Array,
+        cache: Any,
+        first: bool = False,
+        length: Array | None = None,
+        last: bool = False,
+    ) -> Array:
+        """Run all layers on a chunk of tokens; the cache is changed in place.
+
+        With `first`, all rows begin with this chunk, which is faster. `length` is the result of
+        `lengths` for the whole texts, if known. With `last`, the caller needs only the hidden state
+        of each row's last valid token, and the result may be just that, (rows, 1, hidden).
+        """
+
+    @abstractmethod
+    def last(self, x: Array, count: Array, before: Array | None) -> Array:
+        """Return the hidden state of each row's last token; `before` for a row without tokens."""
+
+    @abstractmethod
+    def select(self, filters: Filters, hidden: Array, state: State) -> State:
+        """Return the state with the next token of each row, selected by its hidden state."""
+
+    @abstractmethod
+    def select_after(self, filters: Filters, x: Array, ones: Array, state: State) -> State:
+        """Select like `select`, after one token of each row; the engine may fuse norm and head."""
+
+    @abstractmethod
+    def scores(self, x: Array, targets: Array) -> Array:
+        """Return the log probabilities of targets (1, tokens) after the tokens of a chunk."""
+
+
+class DecoderExecutor(Executor):
+    """Runs the decoder in ops, compiled if the engine is faster that way.
+
+    Single layers are compiled, not the whole model, so layers of one kind share a program.
+    """
+
+    def __init__(self, description: Description, parameters: decoder.Parameters, device: Device):
+        super().__init__(description, device)
+        self.parameters = parameters
+        self.compiled = device.engine in COMPILED
+        folder = compiled_folder(self.engine.name) if self.compiled else None
+        if folder is not None and not isinstance(self.engine.compiler, Absent):
+            self.engine.compiler.keep(str(folder))  # for later processes
+        self.layers = [
+            decoder.DecoderLayer(description, kind, weights)
+            for kind, weights in zip(description.layers, parameters["layers"], strict=True)
+        ]
+        self._fused_layers: dict[str, list[FusedLayer]] = {}
+        self._compiled_layers: dict[LayerDescription, Callable[..., Any]] = {}
+        self._norm = {"norm": parameters["norm"]}
+        self._embedding = {"embedding": parameters["embedding"], **self._norm}
+        self.like = parameters["norm"]["weight"]
+        self._head = self._embedding if description.tied else {"head": parameters["head"]}
+        self._embed = self._compile(partial(decoder.embed, description))
+        self._last = self._compile(partial(_last_hidden, description))
+        self._scores = self._compile(partial(_score_targets, description))
+        self._select = lru_cache(KINDS_OF_SAMPLING)(
+            lambda filters: self._compile(
+                lambda head, hidden, state: select_token(
+                    filters, decoder.logits(description, head, hidden), state
+                )
+            )
+        )
+
+    def _compile(self, function: Callable[..., Any], donate: Sequence[str] = ()) -> Any:
+        """Return the function, compiled if this engine compiles layers."""
+        if not self.compiled or isinstance(self.engine.compiler, Absent):
+            return function
+        return self.engine.compiler.compile(function, donate=donate)
+
+    def new_cache(self, rows: int, slots: int) -> decoder.Cache:
+        try:
+            return decoder.new_cache(self.description, rows, slots, self.like)
+        except Exception as error:
+            explain(error, like=self.like)
+            raise
 
     def forward(
         self,
@@ -324,12 +379,6 @@ class DecoderExecutor:
         length: Array | None = None,
         last: bool = False,
     ) -> Array:
-        """Run all layers on a chunk of tokens; the cache is changed in place.
-
-        With `first`, all rows begin with this chunk, which is faster. `length` is the result of
-        `lengths` for the whole texts, if known. With `last`, the caller needs only the hidden state
-        of each row's last valid token, and the result may be just that, (rows, 1, hidden).
-        """
         x = self._embed(self._embedding, ids)
         if self.compiled:
             for number, layer in enumerate(self.layers):
@@ -381,15 +430,12 @@ class DecoderExecutor:
         return result[0], cache
 
     def last(self, x: Array, count: Array, before: Array | None) -> Array:
-        """Return the hidden state of each row's last token; `before` for a row without tokens."""
         return self._last(self._norm, x, count, before)
 
     def select(self, filters: Filters, hidden: Array, state: State) -> State:
-        """Return the state with the next token of each row, selected by its hidden state."""
         return self._select(filters)(self._head, hidden, state)
 
     def select_after(self, filters: Filters, x: Array, ones: Array, state: State) -> State:
-        """Select like `select`, after one token of each row; the engine may fuse norm and head."""
         logits = self._fused_logits(x)
         if logits is NotImplemented:
             return self.select(filters, self.last(x, ones, None), state)
@@ -404,11 +450,12 @@ class DecoderExecutor:
         if head is not None and "bias" in head:
             return NotImplemented
         weight = self._embedding["embedding"] if head is None else head["weight"]
+        if isinstance(weight, QuantizedWeight | tuple):
+            return NotImplemented
         rows = primitives(x).reshape(x, (x.shape[0], x.shape[2]))
         return own(rows, norm["weight"], weight, self.description.eps)
 
     def scores(self, x: Array, targets: Array) -> Array:
-        """Return the log probabilities of targets (1, tokens) after the tokens of a chunk."""
         return self._scores({**self._norm, **self._head}, x, targets)
 
 
@@ -420,6 +467,8 @@ def fused_layer(layer: decoder.DecoderLayer, like: Array, name: str) -> FusedLay
         return FusedLayer(None, (), (plain, ring))
     names = ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down")
     weights = [layer.weights[name]["weight"] for name in names]
+    if any(isinstance(weight, QuantizedWeight | tuple) for weight in weights):
+        return FusedLayer(None, (), (plain, ring))
     weights += [layer.weights[name].get("bias") for name in ("qkv", "output")]
     norms = ("query_norm", "key_norm")
     weights += [layer.weights.get(name, {}).get("weight") for name in norms]
@@ -504,7 +553,7 @@ class OpsRunner:
     logprob and seen.
     """
 
-    def __init__(self, executor: DecoderExecutor, rows: int, slots: int) -> None:
+    def __init__(self, executor: Executor, rows: int, slots: int) -> None:
         self._executor, self.rows, self.slots = executor, rows, slots
         self.synchronous = executor.synchronous
         self._filters = Filters()
@@ -589,7 +638,7 @@ class OpsRunner:
         return _DeviceStep(self._executor.engine, *arrays)
 
 
-def runner_for(executor: DecoderExecutor, rows: int, slots: int) -> OpsRunner:
+def runner_for(executor: Executor, rows: int, slots: int) -> OpsRunner:
     """Return a runner for a batch of this size, with CUDA graphs if the device has them."""
     from anydevice._llm.capture import captured_runner
 
@@ -607,7 +656,7 @@ class _DeviceStep:
         return self._engine.to_host(self._token), logprob
 
 
-def score(executor: DecoderExecutor, ids: Sequence[int], context: int, room: int) -> list[float]:
+def score(executor: Executor, ids: Sequence[int], context: int, room: int) -> list[float]:
     """Return the log probability of each token but the first; logits take about `room` bytes."""
     inputs, targets = ids[:-1], np.asarray(ids[1:], np.int32)
     slots = slots_for(executor, 1, len(inputs), 1, context)
@@ -639,7 +688,7 @@ def score(executor: DecoderExecutor, ids: Sequence[int], context: int, room: int
     return [float(value) for value in values]
 
 
-def not_finite(executor: DecoderExecutor, where: str) -> VerificationError:
+def not_finite(executor: Executor, where: str) -> VerificationError:
     """Return the error for logits that are not finite; it names the first such weight, if any."""
     problem = f"the logits of {where} are NaN or infinite"
     tree = executor.parameters
@@ -650,15 +699,14 @@ def not_finite(executor: DecoderExecutor, where: str) -> VerificationError:
                 "model are damaged; download them again",
                 where=name[1:],
             )
-    like = executor.parameters["embedding"]
-    dtype = primitives(like).dtype(like).name
+    dtype = primitives(executor.like).dtype(executor.like).name
     advice = f"'anydevice verify --device {executor.device}' says whether an op is wrong there"
     if dtype == "float16":
         advice = "numbers went beyond float16: load the model with dtype='bfloat16' or 'float32'"
     return VerificationError(f"{problem}, and all weights are finite; {advice}", where=where)
 
 
-def _is_finite(executor: DecoderExecutor, weight: Array) -> bool:
+def _is_finite(executor: Executor, weight: Array) -> bool:
     """Whether all elements of a weight are finite; they are widened chunk by chunk."""
     rows = weight.shape[0]
     step = max(1, FINITE_CHUNK * rows // math.prod(weight.shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -16,15 +17,22 @@ from anydevice._core.locks import ExitLock
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.text import format_count, format_size
 from anydevice._formats.gguf import read_gguf, sampling_values
+from anydevice._formats.load import Packed, Stored, load_joined, stored_parts
 from anydevice._llm.capture import check_kernels
 from anydevice._llm.decoder import Parameters
 from anydevice._llm.description import Description, describe
-from anydevice._llm.generate import DecoderExecutor, Prompts, Step, replies, score
+from anydevice._llm.generate import DecoderExecutor, Executor, Prompts, Step, replies, score
 from anydevice._llm.sampling import GenerationOptions, Sampling, generation_options, sampling
 from anydevice._llm.template import refuse_images
 from anydevice._llm.text import TextStream
 from anydevice._llm.tokenizer import CONFIG, GENERATION, TOKENIZER, Tokenizer, read_values
-from anydevice._llm.weights import load_parameters, runnable_dtype
+from anydevice._llm.weights import (
+    TreePath,
+    plan_parameters,
+    runnable_dtype,
+    tree_of,
+    weights_option,
+)
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
 from anydevice._plan.config import (
@@ -110,6 +118,8 @@ def load(
     dtype: object = None,
     context: int | None = None,
     *,
+    weights: str = "stored",
+    activations: str | None = None,
     progress: bool | None = None,
 ) -> LanguageModel:
     """Load the language model in a folder onto a device, ready to generate.
@@ -123,6 +133,11 @@ def load(
     is the dtype of the files, but float32 on the CPU. `context` is the most tokens of prompt and
     reply together; the default is the model's longest context, up to 8192, or a shorter one that
     fits. Memory is planned before anything is loaded.
+
+    With `weights="stored"`, quantized weights stay as the files have them, and `dtype` is that of
+    everything else; `"float"` unpacks them into `dtype`. A scheme, such as "q8_0", "q4_k" or "fp8",
+    quantizes the matrices while they are loaded, a few rows at a time. With `activations="exact"`,
+    activations are never quantized, however much faster that would be.
 
     A slow load shows its progress on a terminal and in a notebook; `progress=False` turns that off,
     `progress=True` shows it from the start.
@@ -139,15 +154,23 @@ def load(
             f"{path} is an adapter, which changes the weights of a model; merge both with peft "
             "(merge_and_unload, then save_pretrained), and load what it saves"
         )
+    if activations is not None:
+        checks.one_of("activations", activations, ("exact",))
     target = one_device(device)
     file = read_gguf(path) if is_gguf_path(path) else None
     config = read_config(path) if file is None else gguf_config(file)
     description = describe(config)  # a model that cannot be run needs no plan
+    kept = weights_option(weights, description)
     if dtype is not None:
         dtype = runnable_dtype(dtype).name
     limit = _context(context, config.optional("longest_context"))
-    plan = _plan(ModelFiles(path, config), target, dtype, limit, given=context is not None)
-    target = _with_fast_engine(target, plan.estimate.weights)
+    options = {"dtype": dtype, "weights": weights}
+    plan = _plan(ModelFiles(path, config), target, options, limit, given=context is not None)
+    dtype = plan.estimate.dtype
+    stored = plan_parameters(file or path, description, dtype, kept)
+    executor: Executor | None = None
+    if target.backend == "cpu" and target.engine_is_free and activations is None:
+        executor = _session_executor(description, stored, target, plan, progress)
     if file is None:
         generation = read_values(path / GENERATION)
         known = {CONFIG: config.raw, GENERATION: generation}
@@ -156,11 +179,16 @@ def load(
     else:
         tokenizer = Tokenizer.from_gguf(file)
         defaults = _checked_sampling(sampling_values(file), path)
-    dtype = plan.estimate.dtype
-    if target.backend == "cuda":
-        check_kernels(target, dtype)
-    parameters = load_parameters(file or path, description, target, dtype, progress=progress)
-    return LanguageModel(description, parameters, tokenizer, target, plan, title_of(path), defaults)
+    if executor is None:
+        target = _with_fast_engine(target, plan.estimate.weights)
+        if target.backend == "cuda":
+            check_kernels(target, dtype)
+        executor = DecoderExecutor(
+            description, tree_of(load_joined(stored, target, progress)), target
+        )
+    model = LanguageModel.__new__(LanguageModel)
+    model._begin(executor, tokenizer, plan, title_of(path), defaults)
+    return model
 
 
 class LanguageModel:
@@ -182,17 +210,26 @@ class LanguageModel:
         name: str = "model",
         generation_defaults: Mapping[str, Any] = NOTHING,
     ) -> None:
-        self.description, self.tokenizer = description, tokenizer
-        self.device, self.plan, self.name = device, plan, name
+        executor = DecoderExecutor(description, parameters, device)
+        self._begin(executor, tokenizer, plan, name, generation_defaults)
+
+    def _begin(
+        self, executor: Executor, tokenizer: Tokenizer, plan: Plan, name: str,
+        generation_defaults: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self.description, self.tokenizer = executor.description, tokenizer
+        self.device, self.plan, self.name = executor.device, plan, name
         self.generation_defaults = dict(generation_defaults)
         self.context = plan.estimate.context
         self.dtype = plan.estimate.dtype
-        self._executor = DecoderExecutor(description, parameters, device)
+        self._executor = executor
 
     def __repr__(self) -> str:
         estimate = self.plan.estimate
-        model = f"{self.name}: {format_count(estimate.parameters)} parameters in {self.dtype}"
-        where = f"on {self.device} ({self.device.engine})"
+        kept = estimate.shape.quantization if estimate.shape else None
+        dtype = f"{kept} with {self.dtype}" if kept else self.dtype
+        model = f"{self.name}: {format_count(estimate.parameters)} parameters in {dtype}"
+        where = f"on {self.device} ({self.executor})"
         return f"<{model}, {where}, context {self.context}, {format_size(estimate.total)}>"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -200,6 +237,11 @@ class LanguageModel:
             f"{self.name} is on {self.device}, and cannot be copied or pickled: load it in each "
             "process that needs it; threads of one process share a model"
         )
+
+    @property
+    def executor(self) -> str:
+        """The library that computes: `"onnxruntime"`, or the engine of `device`."""
+        return self._executor.name
 
     @property
     def parameters(self) -> Parameters:
@@ -524,6 +566,23 @@ def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
+def _session_executor(
+    description: Description, stored: Mapping[TreePath, Stored], device: Device, plan: Plan,
+    progress: bool | None,
+) -> Executor | None:  # fmt: skip
+    """Return an executor of onnxruntime for quantized weights, or None with the reason logged."""
+    if not any(isinstance(x, Packed) for value in stored.values() for x in stored_parts(value)):
+        return None
+    try:
+        from anydevice._llm.graph import graph_executor
+
+        arguments = description, stored, device, plan.estimate.context, progress
+        return graph_executor(*arguments)
+    except (ImportError, UnsupportedError) as error:
+        logging.getLogger("anydevice").debug("onnxruntime is not used: %s", error)
+        return None
+
+
 def _with_fast_engine(device: Device, weights: int) -> Device:
     """Return the device; a CPU with NumPy by default gets a faster engine for a large model."""
     status = device.status
@@ -535,12 +594,14 @@ def _with_fast_engine(device: Device, weights: int) -> Device:
     return device.served_by(engine, device.chosen_by, picked=True)
 
 
-def _plan(files: ModelFiles, device: Device, dtype: str | None, context: int, given: bool) -> Plan:
+def _plan(
+    files: ModelFiles, device: Device, own: Mapping[str, Any], context: int, given: bool
+) -> Plan:
     """Plan a model on a device, with a smaller context if the caller did not set one.
 
     Raises `OutOfMemoryError` if it does not fit, and says which options would.
     """
-    options = loading_options(device.kind == "cpu", dtype)
+    options = {**own, **loading_options(device.kind == "cpu", own["dtype"])}
     plan = plan_inference(files, device, context=context, **options)
     if plan.device == device or not plan.placements:  # no placements: its memory is unknown
         return plan
@@ -548,8 +609,11 @@ def _plan(files: ModelFiles, device: Device, dtype: str | None, context: int, gi
     if smaller and not given:
         return plan_inference(files, device, context=int(smaller[0].value), **options)
     needed, free = plan.estimate.total, plan.free
-    options_of_load = [x for x in plan.alternatives if x.change in ("context", "dtype")]
-    advice = [f"{option.change}={option.value!r}" for option in options_of_load]
+    advice = [
+        f"{option.change}={option.value!r}"
+        for option in plan.alternatives
+        if option.change in ("context", "dtype", "weights")
+    ]
     elsewhere = plan_inference(files, context=context, **options)
     if elsewhere.device not in (None, device):
         advice.append(f"device={str(elsewhere.device)!r}")

@@ -26,7 +26,8 @@ from anydevice._core.files import expanded, parse_json, read_small
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.record import NOTHING
 from anydevice._core.text import install_command, shortened
-from anydevice._formats.gguf import GgufFile, Splitting, tokenizer_files
+from anydevice._formats.gguf import GgufFile
+from anydevice._formats.gguf_tokenizer import PIECES, Splitting, tokenizer_files
 from anydevice._llm.template import ChatTemplate, ask_to_start, function_child
 from anydevice.errors import ConfigurationError, UnsupportedError
 
@@ -195,7 +196,8 @@ class Tokenizer:
     """Text to token ids and back.
 
     `bos_id` is the token that begins a text, or `None`; `adds_bos` tells whether every text begins
-    with it; `eos_ids` are all tokens that end a reply; `size` is the number of tokens;
+    with it; `eos_ids` are all tokens that end a reply, as `ends` are, which begins with EOS;
+    `size` is the number of tokens;
     `special_tokens` has the special tokens by name, such as "bos_token", for chat templates;
     `templates` are the chat templates by name; "default" is the usual one; `decoder_kinds` are the
     steps from tokens to text, as `tokenizer.json` names them, in their order.
@@ -221,7 +223,8 @@ class Tokenizer:
         self.decoder_kinds = tuple([step["type"] for step in steps[1]])
         self.special_tokens = dict(special_tokens)
         self.templates = dict(templates)
-        self.eos_ids = tuple(sorted(set(eos_ids)))
+        self.ends = tuple(dict.fromkeys(eos_ids))
+        self.eos_ids = tuple(sorted(self.ends))
         self.bos_id = bos_id
         self.size = backend.get_vocab_size()
         self.adds_bos = bos_id is not None and self._ids("", special=True)[:1] == [bos_id]
@@ -255,15 +258,17 @@ class Tokenizer:
     def from_gguf(cls, file: GgufFile) -> Tokenizer:
         """Return the tokenizer of a GGUF file, or of the `tokenizer.json` beside it.
 
-        Byte-level vocabularies with a known pre-tokenizer are reproduced exactly. Raises
-        `UnsupportedError` for any other vocabulary without a `tokenizer.json`, and
+        Byte-level vocabularies with a known pre-tokenizer, and SentencePiece's, are reproduced
+        exactly. Raises `UnsupportedError` for any other vocabulary without a `tokenizer.json`, and
         `ConfigurationError` for a damaged one.
         """
         model = file.expect("tokenizer.ggml.model", str, "")
         pre = file.expect("tokenizer.ggml.pre", str, "")
-        if model == "gpt2" and pre in SPLITTINGS:
-            return cls.from_files(tokenizer_files(file, SPLITTINGS[pre]), str(file.path))
-        if (file.path.parent / TOKENIZER).exists():
+        splitting = PIECES if model == "llama" else SPLITTINGS.get(pre) if model == "gpt2" else None
+        beside = (file.path.parent / TOKENIZER).exists()
+        if splitting is not None and not (splitting.pieces and beside):
+            return cls.from_files(tokenizer_files(file, splitting), str(file.path))
+        if beside:
             return cls.from_folder(file.path.parent)
         kind = f"{model}, {pre}" if pre else model
         raise UnsupportedError(

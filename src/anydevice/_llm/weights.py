@@ -8,9 +8,9 @@ are checked before anything large is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,34 @@ from typing import Any
 import numpy as np
 
 from anydevice import _ops as ops
+from anydevice._core import checks
 from anydevice._core.array import Array
 from anydevice._core.device import Device, not_driven
 from anydevice._core.dtypes import DTYPES, DType, as_dtype
 from anydevice._core.files import expanded
 from anydevice._core.record import Record, replace
-from anydevice._core.text import shortened
+from anydevice._core.text import shortened, warn
 from anydevice._formats.gguf import GgufFile, named_tensors, read_gguf
-from anydevice._formats.load import Joined, Segment, load_joined
-from anydevice._formats.safetensors import read_model
+from anydevice._formats.load import (
+    Joined,
+    OpenFiles,
+    Packed,
+    Quantizer,
+    Segment,
+    Stored,
+    load_joined,
+)
+from anydevice._formats.quantize import SCHEMES, fitting, quantizer_of
+from anydevice._formats.quantized_folder import QuantizedTensor, quantized_tensors
+from anydevice._formats.safetensors import StoredTensor, read_model
 from anydevice._llm.description import Description, LayerDescription, Routing
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
 from anydevice._nn.random_choice import folded_seed, mixed
 from anydevice._ops.dispatch import primitives
-from anydevice._plan.config import is_gguf_path
+from anydevice._plan.config import CONFIG_NAME, is_gguf_path, read_config
 from anydevice._plan.families import ARCHITECTURES
+from anydevice._plan.quantization import method_of, quantization_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
 _INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
@@ -64,6 +76,86 @@ class Parameter(Record):
     ways: tuple[Way, ...]
     wide: bool = False
 
+    @property
+    def quantizable(self) -> bool:
+        """Whether it may stay quantized: all matrices but those that are taken apart when used."""
+        *above, last = self.path
+        if last == "weight":
+            return len(self.shape) > 1 and above[-1] not in ("router", "kv_b")
+        return last in ("embedding", "gate_up", "down")
+
+
+class Weights(Record):
+    """How matrices are loaded: as they are stored, unpacked, or quantized.
+
+    `quantizer` returns, for the path and the shape of a matrix that is stored in floating point,
+    the function that quantizes its rows, or None to leave it.
+    """
+
+    stored: bool = True
+    quantizer: Callable[[TreePath, Shape], Quantizer | None] | None = None
+
+    def plan(self, parameter: Parameter, parts: Sequence[Segment], dtype: DType) -> Stored:
+        """Return a parameter on its way from its parts; parts of different schemes stay apart."""
+        shape = parameter.shape
+        if not parameter.quantizable:
+            return Joined(shape, dtype, tuple(parts))
+        groups = [(s, tuple(p)) for s, p in groupby(parts, lambda part: part.tensor.scheme)]
+        if not self.stored or (len(groups) > 1 and len(shape) > 2):
+            groups = [(None, tuple(parts))]
+        planned: list[Joined | Packed] = []
+        for scheme, own in groups:
+            quantizer = None
+            if scheme is None and self.quantizer is not None:
+                quantizer = self.quantizer(parameter.path, shape)
+            rows = sum(part.size for part in own) // prod(shape[1:])
+            if scheme is None and quantizer is None:
+                planned.append(Joined((rows, *shape[1:]), dtype, own))
+            else:
+                planned.append(Packed((rows, *shape[1:]), own, quantizer))
+        return planned[0] if len(planned) == 1 else tuple(planned)
+
+
+AS_STORED = Weights()
+
+
+def weights_option(choice: str, description: Description) -> Weights:
+    """Return how matrices are loaded: "stored", "float", or quantized with a scheme.
+
+    A matrix whose rows are not whole blocks of the scheme gets another one, or stays in floating
+    point; a warning says so once. With 6 bits and fewer, the head has a scheme of 6 bits or more.
+    """
+    checks.one_of("weights", choice, ("stored", "float", *SCHEMES))
+    if choice in ("stored", "float"):
+        return Weights(stored=choice == "stored")
+    head: TreePath = ("embedding",) if description.tied else ("head", "weight")
+
+    def scheme(path: TreePath, shape: Shape) -> str:
+        if shape[0] == 1:
+            return ""
+        if choice == "fp8":
+            return choice
+        fine = path == head and choice != "q8_0"
+        return fitting("Q6_K" if fine else choice.upper(), shape[-1]).lower()
+
+    others: dict[tuple[int, str], TreePath] = {}
+    for each in parameters_of(description):
+        other = scheme(each.path, each.shape)
+        if each.quantizable and each.shape[0] > 1 and other not in (choice, "q6_k"):
+            others.setdefault((each.shape[-1], other or "left in floating point"), each.path)
+    if others:
+        rows = [
+            f"those of {size} numbers, such as {'.'.join(map(str, path))}, are {kind}"
+            for (size, kind), path in others.items()
+        ]
+        warn(f"some rows are not whole blocks of {choice}: {'; '.join(rows)}")
+
+    def quantizer(path: TreePath, shape: Shape) -> Quantizer | None:
+        name = scheme(path, shape)
+        return quantizer_of(name) if name else None
+
+    return Weights(stored=False, quantizer=quantizer)
+
 
 def load_parameters(
     folder: str | Path | GgufFile,
@@ -71,25 +163,75 @@ def load_parameters(
     device: Device,
     dtype: object = None,
     *,
+    weights: Weights = AS_STORED,
     progress: bool | None = None,
 ) -> dict[str, Any]:
     """Load the parameters of a decoder onto a device, from a folder or a GGUF file.
 
     Tensors are read one after another, each straight into its array; beside the parameters there is
-    at most one array in memory. `dtype` defaults to the dtype of the stored embedding.
+    at most one array in memory. Raises as `plan_parameters` does, before anything is read.
+    """
+    plan = plan_parameters(folder, description, dtype, weights)
+    return tree_of(load_joined(plan, device, progress))
 
-    Raises before anything is read, naming file and tensor: `TransferError` for tensors that are
-    missing, left over or of the wrong shape, `UnsupportedError` for weights of 8 bits or less.
+
+def plan_parameters(
+    folder: str | Path | GgufFile,
+    description: Description,
+    dtype: object = None,
+    weights: Weights = AS_STORED,
+) -> dict[TreePath, Stored]:
+    """Return the parameters of a decoder on their way from a folder or a GGUF file.
+
+    `dtype` is that of floating-point parameters, and of the numbers that a layer computes with
+    quantized ones; the default is the dtype of the stored embedding.
+
+    Raises, naming file and tensor: `TransferError` for tensors that are missing, left over or of
+    the wrong shape, `UnsupportedError` for weights of 8 bits or less.
     """
     if isinstance(folder, GgufFile):
         stored, source = _gguf_tensors(folder, description), folder.path
-        return load_stored(stored, description, device, dtype, source=source, progress=progress)
+        return plan_stored(stored, description, dtype, source=source, weights=weights)
     path = expanded(folder)
     if is_gguf_path(path):
-        return load_parameters(read_gguf(path), description, device, dtype, progress=progress)
-    stored = {name: Segment(tensor) for name, tensor in read_model(path).items()}
-    stored = _by_usual_names(stored, description.tensor_names)
-    return load_stored(stored, description, device, dtype, source=path, progress=progress)
+        return plan_parameters(read_gguf(path), description, dtype, weights)
+    stored = _folder_tensors(path, description)
+    _check_scales(stored.values(), widen=not weights.stored)
+    return plan_stored(stored, description, dtype, source=path, weights=weights)
+
+
+def _folder_tensors(path: Path, description: Description) -> dict[str, Segment]:
+    """Return the tensors of a folder, of a quantized weight as one."""
+    entries = read_model(path)
+    tensors: Mapping[str, StoredTensor] = entries
+    config = path / CONFIG_NAME
+    settings = read_config(path).get("quantization_config") if config.is_file() else None
+    if settings:
+        quantization_of(settings, str(config))  # raises for invalid values
+        tensors = quantized_tensors(entries, method_of(settings), settings, config)
+    stored = {name: Segment(tensor) for name, tensor in tensors.items()}
+    return _by_usual_names(stored, description.tensor_names)
+
+
+def _check_scales(stored: Iterable[Segment], *, widen: bool) -> None:
+    """Raise for scales that are not finite or not supported, before anything large is read."""
+    with OpenFiles() as files:
+        for part in stored:
+            if isinstance(part.tensor, QuantizedTensor):
+                part.tensor.check(files.of(part.tensor), widen=widen)
+
+
+def decoder_tensors(path: Path, description: Description) -> dict[str, Segment]:
+    """Return the tensors of a folder that a decoder consists of, by the names of Llama's files.
+
+    Raises as `load_parameters` does.
+    """
+    stored = _folder_tensors(path, description)
+    parts = [_parts(each, stored, "", path) for each in parameters_of(description)]
+    used = {part.tensor.name for several in parts for part in several}
+    left = {name for name, part in stored.items() if part.tensor.name not in used}
+    _refuse_left_over(left, stored, description)
+    return {name: part for name, part in stored.items() if name not in left}
 
 
 def _gguf_tensors(file: GgufFile, description: Description) -> dict[str, Segment]:
@@ -122,32 +264,31 @@ def _order_halves(weights: Any, size: int) -> Any:
     return weights.reshape(heads, size // 2, 2, *rest).swapaxes(1, 2).reshape(weights.shape)
 
 
-def load_stored(
+def plan_stored(
     stored: Mapping[str, Segment],
     description: Description,
-    device: Device,
     dtype: object = None,
     *,
     source: Path,
-    progress: bool | None = None,
-) -> dict[str, Any]:
-    """Load the parameters of a decoder from stored tensors, by the names of Llama's files."""
+    weights: Weights = AS_STORED,
+) -> dict[TreePath, Stored]:
+    """Return the parameters of a decoder on their way from tensors with names of Llama's files."""
     embedding = stored.get("model.embed_tokens.weight")
     wanted = runnable_dtype(dtype or "float32")
     if dtype is None and embedding is not None:
         wanted = embedding.tensor.dtype
-    plan: dict[TreePath, Joined] = {}
+    plan: dict[TreePath, Stored] = {}
     used: set[str] = set()
     for path, prefix, parameters in _groups(description):
         for parameter in parameters:
             parts = _parts(parameter, stored, prefix, source)
             kind = _FLOAT32 if parameter.wide else wanted
-            plan[(*path, *parameter.path)] = Joined(parameter.shape, kind, parts)
+            plan[(*path, *parameter.path)] = weights.plan(parameter, parts, kind)
             for part in parts:
                 used.add(part.tensor.name)
     left = {name for name, part in stored.items() if part.tensor.name not in used}
     _refuse_left_over(left, stored, description)
-    return tree_of(load_joined(plan, device, progress))
+    return plan
 
 
 def tree_of(arrays: Mapping[TreePath, Any]) -> dict[str, Any]:
@@ -392,6 +533,8 @@ def _experts(description: Description, routing: Routing) -> list[Parameter]:
             transposed = (shape[0], shape[2], shape[1])
             arrange = (lambda matrix: _separate_rows(matrix.T)) if gated else np.transpose
             ways.append(Way(((stacked, transposed),), arrange))
+            packed = ((f"{stacked}_blocks", shape),)
+            ways.append(Way(packed, _separate_rows if gated else None))
         else:
             ways.append(Way(((stacked, shape),)))
         parameters.append(Parameter(("experts", name), shape, tuple(ways)))
@@ -471,8 +614,9 @@ def _parts(
         dtype = tensor.dtype
         if dtype.kind != "float" or dtype.bits < 16:
             raise UnsupportedError(
-                f"{tensor.path}: the tensor {shortened(tensor.name)!r} is {dtype}: quantized "
-                "weights cannot be run; get the model in bfloat16, float16 or float32"
+                f"{tensor.path}: the tensor {shortened(tensor.name)!r} is {dtype}, and no "
+                f"quantization_config in {CONFIG_NAME} says how it is read; get the model with its "
+                "own config, or in bfloat16, float16 or float32"
             )
         if way.arrange is None:
             parts.append(stored[name])
@@ -486,8 +630,10 @@ _NOT_DECODER = re.compile(
     r"(^|\.)rotary_emb\.|\.attention\.(masked_)?bias$|\.attn\.(masked_)?bias$"
     r"|^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower"
     r"|patch_merger|vision_encoder|vision_adapter|vision_language_adapter|embed_vision)\."
+    r"|[._](input|output|activation|q|k|v|kv)_(scale|scale_ub|zero_point)$|\.weight_format$"
 )
-"""Tensors that do not belong to the decoder: frequency tables, vision and audio towers."""
+"""Tensors that do not belong to the decoder: frequency tables, vision and audio towers, and how to
+quantize activations, which stay as they are."""
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 

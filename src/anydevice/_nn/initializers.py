@@ -68,7 +68,8 @@ class Uniform(Initializer):
 class Scaled(Initializer):
     """A distribution with variance `gain / fan`; `by` selects fan-in, fan-out or their mean.
 
-    It is normal, or uniform with `uniform=True`.
+    It is normal, or uniform with `uniform=True`: a `gain` of 2 is that of He et al. (2015), a mean
+    of both fans that of Glorot and Bengio (2010).
     """
 
     gain: Number = 1.0

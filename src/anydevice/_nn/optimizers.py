@@ -257,7 +257,7 @@ class SGD(BuiltIn):
 
 
 class Adam(BuiltIn):
-    """Adam; `decay` is L2 regularization, a multiple of the parameters added to the gradients."""
+    """Adam (Kingma and Ba 2015); `decay` is L2 regularization: it is added to the gradients."""
 
     rate: Rate = 1e-3
     beta1: Share = 0.9
@@ -289,7 +289,7 @@ class Adam(BuiltIn):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay.
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
 
     `groups`, which `SGD`, `Adam` and `Lion` have too, gives some parameters settings of their own.
     A key is a name as in `Model.freeze`; if several match a parameter, the later one wins. A
@@ -306,7 +306,7 @@ class AdamW(Adam):
 
 
 class Lion(BuiltIn):
-    """Lion: steps by the sign of the averaged gradient, with decoupled weight decay."""
+    """Lion (Chen et al. 2023): steps by the sign of the averaged gradient; decoupled decay."""
 
     rate: Rate = 1e-4
     beta1: Share = 0.9

@@ -29,7 +29,7 @@ Kind = TypeVar("Kind", bound=type[Record])
 _KIND = "model"
 _PLAIN = (bool, int, float, str)
 _BASES = (Layer, Initializer, Optimizer, Schedule)
-_known: dict[str, type[Record]] = {
+_kinds: dict[str, type[Record]] = {
     name: kind
     for module in (
         _recompute,
@@ -44,7 +44,7 @@ _known: dict[str, type[Record]] = {
     if isinstance(kind, type) and issubclass(kind, _BASES)
 }
 """The classes that files may name: our own, and registered ones."""
-_said: set[tuple[str, ...]] = set()
+_warned: set[tuple[str, ...]] = set()
 """Claims that a line was printed about, so that a loop that saves prints one."""
 
 _SAVED_BY = {
@@ -87,8 +87,8 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     trees = {"parameters": model.parameters}
     tensor_files.write(tensor_files.checked_path(path), _KIND, trees, metadata)
     unproved = tuple([str(claim) for claim in model.properties if not claim.certificates])
-    if unproved and (os.fspath(path), *unproved) not in _said:
-        _said.add((os.fspath(path), *unproved))
+    if unproved and (os.fspath(path), *unproved) not in _warned:
+        _warned.add((os.fspath(path), *unproved))
         count = len(unproved)
         say(
             f"{path} has {count} claim{'s' * (count > 1)} without a proof: claim.proved(model) "
@@ -183,7 +183,7 @@ def register_layer(kind: Kind) -> Kind:
     """
     if not isinstance(kind, type) or not issubclass(kind, Record):
         raise ConfigurationError(f"register_layer takes a class of layers, not {kind!r}")
-    other = _known.get(kind.__name__)
+    other = _kinds.get(kind.__name__)
     if other is not None and (other.__module__, other.__qualname__) != (
         kind.__module__,
         kind.__qualname__,
@@ -193,7 +193,7 @@ def register_layer(kind: Kind) -> Kind:
             f"{other.__qualname__}; give yours another name",
             source=kind.__name__,
         )
-    _known[kind.__name__] = kind
+    _kinds[kind.__name__] = kind
     return kind
 
 
@@ -219,7 +219,7 @@ def to_json(value: Any, where: str = "the model") -> Any:
             f"{where} holds {value!r}, which cannot be written as JSON; save its parameters alone"
         )
     name = type(value).__name__
-    if _known.get(name) is not type(value):
+    if _kinds.get(name) is not type(value):
         raise ConfigurationError(
             f"{where} holds a {name}, which is not one of anydevice's own; "
             f"call nn.register_layer({name}) before you save, and before you load",
@@ -237,7 +237,7 @@ def from_json(described: Any) -> Any:
     if described is None or isinstance(described, _PLAIN):
         return described
     if "kind" in described:
-        kind = _known.get(described["kind"])
+        kind = _kinds.get(described["kind"])
         if kind is None:
             raise ConfigurationError(
                 f"there is no layer {described['kind']!r} here; if it is your own, import it "

@@ -10,6 +10,7 @@ from anydevice._ops.manipulation import *
 from anydevice._ops.mixture import *
 from anydevice._ops.multihead import *
 from anydevice._ops.products import *
+from anydevice._ops.quantized import *
 from anydevice._ops.reduce import *
 from anydevice._ops.training import *
 
@@ -28,7 +29,7 @@ __all__ += ["arange", "eye", "full", "full_like", "one_hot", "ones", "ones_like"
 __all__ += ["astype", "broadcast_to", "cache_write", "concat", "embedding", "flip", "zeros_like"]
 __all__ += ["pad", "permute", "reshape", "slice_axis", "split", "stack", "take", "take_along_axis"]
 # Products, layers, losses and the steps of optimizers
-__all__ += ["einsum", "linear", "matmul", "outer"]
+__all__ += ["dequantize", "einsum", "linear", "matmul", "outer", "quantized_linear"]
 __all__ += ["attention", "avg_pool2d", "conv2d", "conv_transpose2d", "experts", "layernorm"]
 __all__ += ["max_pool2d", "rmsnorm", "rope"]
 __all__ += ["cross_entropy", "mean_squared_error", "update_adam", "update_lion", "update_sgd"]

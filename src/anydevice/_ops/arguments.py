@@ -146,7 +146,7 @@ def integer(op: str, name: str, value: Any, more: str = "") -> int:
 
 
 def _is_integer(number: Any) -> bool:
-    """Whether it is an integer; also one that is symbolic, while code is traced."""
+    """Whether it is an integer, or a symbolic one of traced code."""
     return type(number) is int or (
         type(number) is not bool and hasattr(number, "__index__") and known(number) is None
     )
@@ -155,7 +155,7 @@ def _is_integer(number: Any) -> bool:
 def finite_numbers(
     op: str, rule: str, holds: Callable[[float], bool], **numbers: Any
 ) -> tuple[Any, ...]:
-    """Return the numbers as Python's own; refuse one that is not finite or breaks the rule.
+    """Return the numbers as Python's own; raise for one that is not finite or breaks the rule.
 
     >>> finite_numbers("update_adam", "of 0 or more", lambda number: number >= 0, decay=0.5)
     (0.5,)

@@ -22,8 +22,8 @@ Result = TypeVar("Result")
 
 _EnginesByDtype = dict[type, dict[Any, str]]
 
-# PyTorch's compiler guards what it reads of a table. It reads those by engine and not those by
-# type, so that meeting another type later does not make it compile again.
+# PyTorch's compiler recompiles when an entry that it read changes. It reads the tables by engine,
+# not those by type, so another type later causes no recompilation.
 _engines: dict[type, str] = {}
 _primitives: dict[str, PrimitivesOf[Any]] = {}
 _fused: dict[str, Mapping[str, Callable[..., Any]]] = {}

@@ -1,7 +1,7 @@
 """Ops on single elements: of one array, of two, or of an array and a number; NaN stays NaN.
 
-Two arrays are of one library and one dtype, and their shapes broadcast. That they must be of one
-library holds in compiled functions too, for NumPy constants. A number takes the dtype of the array,
+Two arrays are of one library and one dtype, and their shapes broadcast. In compiled functions too,
+a NumPy constant does not mix with arrays of another library. A number takes the dtype of the array,
 on either side, and raises an error if that dtype cannot hold it: a fraction beside integers, -1
 beside uint8. A NumPy scalar is a number like any other.
 """

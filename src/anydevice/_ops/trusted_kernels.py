@@ -115,7 +115,7 @@ def kernel_module(engine: str) -> ModuleType | None:
     kernels = row_of(engine).kernels
     try:
         return cast("ModuleType", load(kernels)) if kernels else None
-    except ImportError:  # PyTorch is there without Triton
+    except ImportError:  # PyTorch without Triton
         return None
 
 

@@ -127,7 +127,7 @@ def _handling(handler: Callable[[int, object], None]) -> Iterator[None]:
     if threading.current_thread() is threading.main_thread():
         numbers = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
         for number in filter(None, numbers):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 before[number] = signal.signal(number, handler)
     try:
         yield
@@ -160,7 +160,7 @@ def _run_once(
         codes = [process.poll() for process in running]
     finally:
         _end_groups(running)
-    # Others fail because the first one is gone, and one that was killed leaves no note.
+    # Others fail because the first one is gone; a killed process leaves no note.
     failed = {rank: code for rank, code in enumerate(codes) if code}
     first = min(failed, key=lambda rank: (not was_killed(failed[rank]), ends[rank][0]))
     code, text = failed[first], ends[first][1]
@@ -195,7 +195,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _has_members(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a process runs, or one that it started."""
+    """Whether a process or one of its children runs."""
     if process.poll() is None:
         return True
     try:

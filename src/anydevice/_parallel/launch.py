@@ -47,7 +47,7 @@ Running = dict[int, tuple[Any, Connection, Path]]
 
 
 class Message(Record):
-    """A value that a process sends before its result; of the kind "error", a pickled exception."""
+    """A value that a process sends before its result: a pickled exception if `kind` is "error"."""
 
     kind: str
     value: Any
@@ -167,7 +167,7 @@ def _call(
     function: Callable[..., Any],
     arguments: Sequence[Any],
 ) -> None:
-    """Call the function in a new process, and send its result or note its traceback."""
+    """Call the function in the new process; send its result, or write its traceback to a file."""
     os.environ.update(variables)
     end_with_launcher()
     if is_loaded("torch"):  # which has read its variable already
@@ -193,6 +193,7 @@ def _call(
 
 
 def results_of(running: Running, answer: Callable[[Message], None] | None = None) -> list[Any]:
+    """Wait for all processes, and return their results by rank; `answer` gets their messages."""
     left = {pipe: (rank, process, note) for rank, (process, pipe, note) in running.items()}
     results: dict[int, Any] = {}
     errors: dict[int, BaseException] = {}

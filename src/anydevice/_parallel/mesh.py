@@ -104,8 +104,8 @@ def _device_of(name: str, engine: str) -> Device:
 
 def requested_engines(names: Iterable[str | Device]) -> set[str]:
     """Return the engines of devices made with one, such as `device("cuda:0", engine="jax")`."""
-    devices = [each for each in names if isinstance(each, Device) and not each.engine_is_free]
-    return {str(each.engine) for each in devices}
+    devices = [name for name in names if isinstance(name, Device) and not name.engine_is_free]
+    return {str(device.engine) for device in devices}
 
 
 def list_devices(given: Any) -> list[str | Device]:

@@ -56,7 +56,7 @@ class KeptArray(Record):
     start: int
     file: PlainFile | None = None
     holder: Any = None
-    """The array that this is a part of: if that changes, so does this."""
+    """The array whose elements these are, to notice writes into it."""
 
     memory: Any = None
     """The object that keeps the memory at the address alive."""
@@ -143,7 +143,7 @@ def read_parts(path: Path) -> dict[str, KeptArray]:
         file.close()
         raise
     weakref.finalize(file, os.close, file.number)
-    return {each.name: KeptArray(each.shape, each.dtype, each.start, file) for each in entries}
+    return {entry.name: KeptArray(entry.shape, entry.dtype, entry.start, file) for entry in entries}
 
 
 class _Arrived(Record):
@@ -157,7 +157,7 @@ class _Arrived(Record):
 
 
 class Fetcher:
-    """Brings parts to a device, in their order and round again.
+    """Brings parts to a device in order, and begins again after the last.
 
     `acquire` returns the arrays of a part; call `release` once the computation with them has
     started. A part out of order is brought too, and the order goes on there. A thread holds the
@@ -168,7 +168,7 @@ class Fetcher:
         self.turn = ForkSafeLock(reentrant=True)
         self._parts = parts
         for part in parts:
-            _state(part)  # which every array must have
+            _state(part)  # raises for weights that do not tell when they change
         kind = engine.native(device).type if engine.name == "torch" else None
         # Only the ring, and the driver beside it, write memory of a card.
         is_written = kind == "cpu" or (kind == "cuda" and ring_of(device) is not None)
@@ -204,12 +204,12 @@ class Fetcher:
         worker, self._thread = self._thread, None
         if worker is not None:
             worker.stop()
-            worker.join()  # else it might still write where the next one does
+            worker.join()  # else it might still write into the memory of the next one
 
     def __del__(self) -> None:
         worker = getattr(self, "_thread", None)
         if worker is not None:
-            worker.stop()  # it has its memory until it ends
+            worker.stop()  # it keeps the memory until it ends
 
     def _worker(self, number: int) -> _Worker:
         if self._thread is None or not self._thread.is_alive():  # a fork leaves threads behind
@@ -260,11 +260,11 @@ class _Worker(threading.Thread):
 
 def _bring(parts: Parts, slots: Any, number: int, slot: int) -> _Arrived:
     state = _state(parts[number])
-    for each in parts[number]:
-        each.refresh()
+    for array in parts[number]:
+        array.refresh()
     arrays, settle = slots.bring(parts[number], slot)
     try:
-        for file in {each.file for each in parts[number] if each.file is not None}:
+        for file in {array.file for array in parts[number] if array.file is not None}:
             file.confirm_unchanged()
     except BaseException:
         settle()
@@ -274,7 +274,7 @@ def _bring(parts: Parts, slots: Any, number: int, slot: int) -> _Arrived:
 
 def _state(part: Sequence[KeptArray]) -> list[Any]:
     """Return the versions of the arrays, which change when PyTorch writes into one."""
-    return [_version_of(each.holder) for each in part]
+    return [_version_of(array.holder) for array in part]
 
 
 def _version_of(holder: Any) -> int | None:
@@ -310,12 +310,12 @@ class _Written:
             self._unused = None
         address = self._engine.address(self._memory[slot])
         assert address is not None
-        offsets = list(accumulate([_align(each.nbytes) for each in part], initial=0))[:-1]
+        offsets = list(accumulate([_align(array.nbytes) for array in part], initial=0))[:-1]
         arrays = self._arrays(part, slot, offsets)
-        ring = ring_of(self._device)  # another one, where memory was released meanwhile
+        ring = ring_of(self._device)  # a new one if memory was released since
         if ring is None and self._engine.native(self._device).type == "cpu":
-            for each, offset in zip(part, offsets, strict=True):
-                each.read(address + offset, 0, each.nbytes)
+            for entry, offset in zip(part, offsets, strict=True):
+                entry.read(address + offset, 0, entry.nbytes)
             return arrays, _nothing
         if ring is None:
             raise AnyDeviceError("no thread could be started to load parts of the model")
@@ -332,12 +332,12 @@ class _Written:
         return arrays, partial(ring.wait, self._marks[slot])
 
     def _arrays(self, part: Sequence[KeptArray], slot: int, offsets: Sequence[int]) -> list[Any]:
-        key = slot, tuple((each.shape, each.dtype) for each in part)
+        key = slot, tuple((array.shape, array.dtype) for array in part)
         if key not in self._views:
             view, memory = self._engine.view, self._memory[slot]
             self._views[key] = [
-                view(memory, each.dtype, offset, each.strides, each.shape)
-                for each, offset in zip(part, offsets, strict=True)
+                view(memory, array.dtype, offset, array.strides, array.shape)
+                for array, offset in zip(part, offsets, strict=True)
             ]
         return self._views[key]
 
@@ -377,9 +377,9 @@ class _Direct:
             return None
         stream = ctypes.c_void_p(self._stream.handle)
         try:
-            for each, source, target in zip(part, self._sources(part, slot), targets, strict=True):
-                if each.nbytes:
-                    self._driver.copy_in(target, source, each.nbytes, stream)
+            for array, source, target in zip(part, self._sources(part, slot), targets, strict=True):
+                if array.nbytes:
+                    self._driver.copy_in(target, source, array.nbytes, stream)
         except BaseException:
             self._stream.synchronize()  # the memory may go to others now
             raise
@@ -391,15 +391,15 @@ class _Direct:
         if not self._buffers and self._small:
             self._buffers += [self._driver.pinned(self._small) for _ in range(_SLOTS)]
         addresses, free = [], self._buffers[slot] if self._buffers else 0
-        for each in part:
-            addresses.append(free if _is_small(each) else each.start)
-            if _is_small(each):
-                each.read(free, 0, each.nbytes)
-                free += _align(each.nbytes)
+        for array in part:
+            addresses.append(free if _is_small(array) else array.start)
+            if _is_small(array):
+                array.read(free, 0, array.nbytes)
+                free += _align(array.nbytes)
         return addresses
 
     def _is_readable(self, array: KeptArray) -> bool:
-        """Whether an array is pinned, after trying to; small ones go through a buffer."""
+        """Pin an array if it is not small; return whether it can be copied from."""
         if array.file is not None:
             return False
         if _is_small(array):
@@ -420,10 +420,10 @@ def _spans(parts: Parts) -> list[tuple[int, int]]:
     """Return the spans of memory to pin, in order; tensors that share a page are in one."""
     spans: list[tuple[int, int]] = []
     large = {
-        (each.start, each.start + each.nbytes)
+        (array.start, array.start + array.nbytes)
         for part in parts
-        for each in part
-        if each.file is None and not _is_small(each)
+        for array in part
+        if array.file is None and not _is_small(array)
     }
     for start, end in sorted(large):
         if spans and start // PAGESIZE <= (spans[-1][1] - 1) // PAGESIZE:
@@ -460,7 +460,7 @@ class _Placed:
         self._device, self._engine = device, engine
 
     def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[list[Any], Callable[[], None]]:
-        arrays = [self._engine.place(each.on_host(), self._device) for each in part]
+        arrays = [self._engine.place(array.on_host(), self._device) for array in part]
         self._engine.finish(arrays)
         return arrays, _nothing
 
@@ -473,18 +473,18 @@ def _pieces(
 ) -> tuple[list[Piece], Any]:
     """Return the copies of a part, and a function that fills a piece unless the ring does."""
     pairs = list(zip(part, offsets, strict=True))
-    if all(each.file is None for each in part):
-        return [Piece(each.start, address + offset, each.nbytes) for each, offset in pairs], None
+    if all(array.file is None for array in part):
+        return [Piece(array.start, address + offset, array.nbytes) for array, offset in pairs], None
 
     def fill(buffer: int, piece: Piece) -> None:
         at = bisect_right(offsets, piece.host) - 1
         part[at].read(buffer, piece.host - offsets[at], piece.size)
 
-    return [Piece(offset, address + offset, each.nbytes) for each, offset in pairs], fill
+    return [Piece(offset, address + offset, array.nbytes) for array, offset in pairs], fill
 
 
 def _size(part: Sequence[KeptArray]) -> int:
-    return sum(_align(each.nbytes) for each in part)
+    return sum(_align(array.nbytes) for array in part)
 
 
 def _align(size: int) -> int:

@@ -97,7 +97,8 @@ def pipeline(
 
     A `nn.Model` is not changed. A module of PyTorch, such as a model of Hugging Face, is moved in
     place. Inputs must be on the first device; the output is on the last. With `microbatches`, a
-    training divides its batches, so that several devices compute at once.
+    training divides its batches, so that several devices compute at once (GPipe: Huang et al.
+    2019).
 
     Raises `ConfigurationError` for names that the model does not have, for more places than layers
     and for a plan of another model; `DeviceNotFoundError` for a device that is not there;
@@ -214,8 +215,8 @@ def _holds(key: str, name: str) -> bool:
 
 def _places(given: Sequence[str | Device], engine: str | None) -> tuple[list[Place], str]:
     """Return the places of a list, and the engine that drives its devices."""
-    names = [str(each) for each in given]
-    named = {each.engine for each in given if isinstance(each, Device) and not each.engine_is_free}
+    names = [str(device) for device in given]
+    named = {d.engine for d in given if isinstance(d, Device) and not d.engine_is_free}
     chosen = _engine_for([name for name in names if name != DISK], named or {engine})
     devices = [None if name == DISK else one_device(name, engine=chosen) for name in names]
     beside = any(device is not None and device.kind != "cpu" for device in devices)
@@ -275,12 +276,12 @@ def on_disk(folder: Path, arrays: Mapping[str, Any]) -> dict[str, KeptArray]:
     """Write NumPy arrays to a file without a name: none can shorten it, and the process ends it."""
     path = folder / f"anydevice-parts-{uuid4().hex}.safetensors"
     write_parts(path, arrays)
-    kept = read_parts(path)
+    entries = read_parts(path)
     try:
         path.unlink()
     except OSError:  # Windows keeps the names of open files, and their sizes
         atexit.register(path.unlink, missing_ok=True)
-    return kept
+    return entries
 
 
 def moved(x: Any, device: Device) -> Any:
@@ -433,20 +434,20 @@ class Staged(Wrapper):
 
     def _fetcher(self, device: Device, parameters: Parameters) -> tuple[Fetcher, dict[Any, int]]:
         """Return the fetcher of a device, and the number of each layer by stage and index."""
-        held = {
+        offloaded = {
             (number, at): arrays
             for number, stage in enumerate(self.stages)
             if stage.place.held and stage.place.device == device
             for at, step in enumerate(stage.steps)
             if (arrays := leaves(step.parameters_in(parameters)))
         }
-        key = [id(x) for arrays in held.values() for x in arrays]
+        key = [id(x) for arrays in offloaded.values() for x in arrays]
         known = self.work.fetchers.get(device)
         if known is None or known[0] != key:
-            parts = [[_kept_array(x) for x in arrays] for arrays in held.values()]
+            parts = [[_kept_array(x) for x in arrays] for arrays in offloaded.values()]
             known = key, Fetcher(parts, device, registry.load(str(device.engine)))
             self.work.fetchers[device] = known
-        return known[1], {place: part for part, place in enumerate(held)}
+        return known[1], {place: part for part, place in enumerate(offloaded)}
 
 
 def steps_of(layer: Layer, path: str = "", keys: tuple[str | int, ...] = ()) -> list[PlacedStep]:
@@ -535,12 +536,12 @@ def _place_parameters(
     return refilled(parameters, placed)
 
 
-def memory_maps(kept: Mapping[str, KeptArray]) -> dict[str, Any]:
+def memory_maps(entries: Mapping[str, KeptArray]) -> dict[str, Any]:
     """Return NumPy arrays that are memory maps of a file."""
     import numpy
 
     maps: dict[str, Any] = {}
-    for name, array in kept.items():
+    for name, array in entries.items():
         assert array.file is not None, "only arrays in files are mapped"
         with open(array.file.number, "rb", closefd=False) as file:
             maps[name] = numpy.memmap(file, array.dtype.numpy(), "r", array.start, array.shape)
@@ -553,16 +554,16 @@ _KEPT = "_anydevice_kept"
 
 def _kept_array(x: Array) -> KeptArray:
     """Return the place of an array: a file if it is a memory map, else host memory."""
-    kept, owner = getattr(x, _KEPT, None), owner_of(x)
+    entry, owner = getattr(x, _KEPT, None), owner_of(x)
     assert owner is not None
-    return kept_in_memory(x, owner) if kept is None else replace(kept, holder=x)
+    return kept_in_memory(x, owner) if entry is None else replace(entry, holder=x)
 
 
 def _takes_gradients(x: Array, own: Sequence[Parameters]) -> bool:
     """Whether gradients are taken through a stage, whose weights must then stay."""
     owner = owner_of(x)
     arrays = [x, *leaves(own)]
-    if owner is not None and any(owner.is_traced(each) for each in arrays if owner.owns(each)):
+    if owner is not None and any(owner.is_traced(y) for y in arrays if owner.owns(y)):
         return True
     return registry.loaded("torch") and bool(part("torch", "pipeline").takes_gradients(arrays))
 
@@ -610,7 +611,7 @@ def _brought_again(stage: Stage, own: Sequence[Parameters], x: Array, run: Run) 
         return moved(x, device) if engine.owns(x) else engine.place(x, device)
 
     def applied(step: PlacedStep, given: Parameters, x: Array) -> Array:
-        here = refilled(given, [brought(each) for each in leaves(given)])
+        here = refilled(given, [brought(x) for x in leaves(given)])
         return run.through(step.path, step.layer, here, x)
 
     for step, given in zip(stage.steps, own, strict=True):

@@ -66,15 +66,15 @@ def pipelined_module(
     for name, (part, is_layer) in parts.items():
         if not is_layer and not torch.bytes_of(part):  # such as rotations, made once for all layers
             places[name] = pipeline.Place(first)
-    held: dict[Device, list[tuple[Any, pipeline.Place]]] = {}
+    offloaded: dict[Device, list[tuple[Any, pipeline.Place]]] = {}
     forwards: list[tuple[Any, Callable[..., Any]]] = []
     for name, (part, _) in parts.items():
         place = places[name]
         if place.held and torch.bytes_of(part):
-            held.setdefault(place.device, []).append((part, place))
+            offloaded.setdefault(place.device, []).append((part, place))
         else:
             forwards.append((part, torch.on_device(part.forward, place.device)))
-    for device, several in held.items():
+    for device, several in offloaded.items():
         forwards += _hold(device, several, target)
     for name, (part, _) in parts.items():
         if not (places[name].held and torch.bytes_of(part)):

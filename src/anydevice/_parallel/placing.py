@@ -22,8 +22,8 @@ def row_ranges(rows: int, parts: int) -> list[tuple[int, int]]:
     >>> row_ranges(2, 3)
     [(0, 1), (1, 2), (2, 2)]
     """
-    each, more = divmod(rows, parts)
-    ends = [number * each + min(number, more) for number in range(parts + 1)]
+    size, more = divmod(rows, parts)
+    ends = [number * size + min(number, more) for number in range(parts + 1)]
     return list(pairwise(ends))
 
 
@@ -87,7 +87,7 @@ def shard(tree: Any, mesh: Mesh) -> Any:
         )
 
     def placed(x: Any) -> Any:
-        if not _is_spread(x):  # a spread array goes on from its devices, without being gathered
+        if not _is_spread(x):  # a spread array moves from its devices, without being gathered
             x = to_device(x, mesh.devices[0], convert=True)
         return x if mesh.size == 1 else part(str(mesh.engine), "mesh").sharded(x, mesh)
 

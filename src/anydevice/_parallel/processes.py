@@ -85,13 +85,13 @@ def _engine_for(device: Device, has_group: bool) -> str:
     if _RING in os.environ:
         return "mlx"
     status = device.status
-    able = [name for name in TOGETHER if status is None or name in status.engines]
-    if not able:
+    candidates = [name for name in TOGETHER if status is None or name in status.engines]
+    if not candidates:
         raise no_collectives(
             f"no library that is installed computes on {device} in several processes",
             "install torch, jax or mlx",
         )
-    return min(able, key=lambda name: not registry.loaded(name))
+    return min(candidates, key=lambda name: not registry.loaded(name))
 
 
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
@@ -113,7 +113,7 @@ def _of_jax(device: Device | str | None, place: Device) -> list[Device]:
     """Return the devices of a process of JAX: all of a backend, unless one of them is named."""
     if isinstance(device, Device) or (device is not None and ":" in device):
         return [place]
-    return [each.served_by("jax") for each in devices_of_backend(place.backend)]
+    return [device.served_by("jax") for device in devices_of_backend(place.backend)]
 
 
 def _is_jax_joined() -> bool:

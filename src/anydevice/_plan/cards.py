@@ -146,7 +146,7 @@ def cluster_of(words: str | Cluster) -> Cluster:
         raise ConfigurationError(
             f"{shortened(repr(words))} is not a cluster; write {EXAMPLES}", "cluster"
         )
-    nodes, count = (int(match[each]) if match[each] else None for each in ("nodes", "count"))
+    nodes, count = (int(match[group]) if match[group] else None for group in ("nodes", "count"))
     for number in (nodes, count):
         if number is not None and not 1 <= number <= _MOST:
             raise ConfigurationError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from anydevice._core import checks
 from anydevice._core.files import parse_json, read_small
-from anydevice._core.record import NOTHING, Record
+from anydevice._core.record import NOTHING, Record, replace
 from anydevice._core.text import shortened
 from anydevice._plan.encoder_families import ENCODERS, EncoderFamily
 from anydevice._plan.families import (
@@ -83,7 +83,7 @@ class ModelConfig(Record):
     `source` names the file in errors; `family` is the `model_type`; `architecture` is the row of a
     decoder, `encoder` that of any other model. `part` is the key of the text part of a multimodal
     model. `assumed` lists assumptions, in sentences. `values` are the decoder's, `raw` the whole
-    config.
+    config. `tensors` of a GGUF file have a name, a shape and a type each.
     """
 
     values: Mapping[str, Any]
@@ -94,6 +94,7 @@ class ModelConfig(Record):
     part: str = ""
     assumed: tuple[str, ...] = ()
     raw: Mapping[str, Any] = NOTHING
+    tensors: tuple[tuple[str, tuple[int, ...], str], ...] = ()
 
     @property
     def known(self) -> bool:
@@ -282,10 +283,10 @@ def gguf_config(file: Path | GgufFile) -> ModelConfig:
         if row.gguf is not None and row.gguf.architecture == name
     }
     if not rows:
-        known = dict.fromkeys(row.gguf.architecture for row in ARCHITECTURES.values() if row.gguf)
+        names = dict.fromkeys(row.gguf.architecture for row in ARCHITECTURES.values() if row.gguf)
         raise UnsupportedError(
             f"{file.path}: GGUF files of the architecture {shortened(name)!r} are not supported, "
-            f"only {', '.join(known)}. Get the model as a folder of safetensors files"
+            f"only {', '.join(names)}. Get the model as a folder of safetensors files"
         )
     own = config_values(file)
     routed = bool(own.get("num_experts"))
@@ -311,7 +312,8 @@ def gguf_config(file: Path | GgufFile) -> ModelConfig:
         if unscaled and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
             scale = hidden // heads
         values["query_pre_attn_scalar"] = scale
-    return as_config(values, str(file.path))
+    tensors = tuple((x.name, x.shape, x.packing.name) for x in file.tensors.values())
+    return replace(as_config(values, str(file.path)), tensors=tensors)
 
 
 def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelConfig:
@@ -429,7 +431,7 @@ def _snapshots(repository: Path) -> Iterator[Path]:
         if commit:
             yield repository / "snapshots" / commit
     except (OSError, ValueError):
-        pass  # a single commit may have been asked for by its number
+        pass  # a single commit may have been requested by its number
     try:
         folders = list((repository / "snapshots").iterdir())
     except OSError:

@@ -152,7 +152,7 @@ _TEXT = {**_BASE, **_TIED, V: 30522, P: 512, TYPES: 2, "hidden_act": "gelu"}
 
 
 def _word_head(size: Size = H, *untied: ModelPart) -> Head:
-    """Return a head that scores words; `untied` parts are there if it is not tied."""
+    """Return a head that scores words; `untied` are its parts if it is not tied."""
     return Head((linear(size, H), norm(size), vector(V), table(V, size, when=UNTIED), *untied), V)
 
 
@@ -282,7 +282,7 @@ DEBERTA = ENCODERS["deberta"] = EncoderFamily(
          linear("heads", "heads", bias=False, count=2, when="talking_head"),
          linear(H, H), norm(H), linear(INNER, H), linear(H, INNER), norm(H)),
         _DEBERTA_BEFORE,
-        # Scores for all distances are twice as many as those for all pairs of tokens.
+        # There are twice as many scores of distances as of pairs of tokens.
         build=replace(POST_NORM, fused_qkv=True, score_tensors=5),
     ),),
     classes={
@@ -739,7 +739,7 @@ def encoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
     rows = [(own, row) for own in (sizes, *sizes.members.values()) for row in own.row.towers]
     rows = [rows[number] for number in head.towers] if head.towers is not None else rows
     towers = tuple(_tower(own, row) for own, row in rows)
-    layers = [each for own, row in rows for each in _layers(own, row, width)]
+    layers = [layer for own, row in rows for layer in _layers(own, row, width)]
     before = _count(
         [(sizes, part) for part in sizes.row.before]
         + [(own, part) for own, row in rows for part in row.before],
@@ -769,8 +769,8 @@ def encoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
         dtype=named or USUAL_DTYPE,
         vocabulary=vocabulary,
         tied_embeddings=bool(vocabulary) and top.parameters < vocabulary * towers[-1].hidden,
-        layer_weights=tuple(each.parameters for each in layers),
-        layer_bytes=tuple(each.bytes for each in layers),
+        layer_weights=tuple(layer.parameters for layer in layers),
+        layer_bytes=tuple(layer.bytes for layer in layers),
         embedding_parameters=before.parameters,
         embedding_bytes=before.bytes,
         head_parameters=top.parameters,
@@ -783,7 +783,7 @@ def encoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
         cross_elements=crossed if writes else (),
         source_tokens=towers[0].tokens,
         longest_context=sizes.size(sizes.row.longest) or None,
-        rounding=rounding(size for each in counts for size in each.matrices),
+        rounding=rounding(size for layer in counts for size in layer.matrices),
         exact=True,
         assumed=() if named else (NO_DTYPE,),
     )

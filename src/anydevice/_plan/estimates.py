@@ -207,6 +207,7 @@ def estimate_inference(
     dtype: object = None,
     kv_dtype: object = None,
     prefill: int | None = None,
+    weights: str = "stored",
     **numbers: Any,
 ) -> MemoryEstimate:
     """Return the memory that running a model takes on one device; nothing is loaded.
@@ -223,7 +224,8 @@ def estimate_inference(
     The weights are in `dtype` (`None`: the model's own, else bfloat16), the cache in `kv_dtype`
     (`None`: the same; where weights are quantized, the dtype they are computed in); both are
     floats, and "fp8" is float8_e4m3fn. With "int8" or "int4" as `dtype`, the layers are quantized
-    as the usual formats do, and no longer counted to the byte.
+    as the usual formats do, and no longer counted to the byte. `weights` are as for `llm.load`:
+    "stored", unpacked ("float"), or quantized while loading ("q8_0", "q4_k", "q4_0", "fp8").
 
     >>> estimate = estimate_inference(
     ...     layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, vocabulary=32000,
@@ -240,7 +242,7 @@ def estimate_inference(
     batch = integer("batch", batch)
     requested = None if context is None else integer("context", context)
     prefill = None if prefill is None else integer("prefill", prefill)
-    shape = shape_of(model, dtype=dtype, **numbers)
+    shape = shape_of(model, dtype=dtype, weights=weights, **numbers)
     context = (
         shape.fixed_context
         or requested
@@ -255,13 +257,15 @@ def estimate_inference(
     if shape.hidden and shape.layers:
         piece = min(context, prefill or context) if not shape.towers else context
         peaks = list(_passes(shape, batch, context, width, piece))
-        # What the head reads, and what it makes of it beside the logits.
+        # The head's input, and its intermediate results besides the logits.
         beside = 2 if shape.outputs_of == "new token" else 3
         last = beside * batch * piece * shape.hidden * width + logits
         activations = max(last, *[size for peak in peaks for size in peak.values()]) - logits
-        # Scores lie in segments of their own, much larger than what else a layer makes: an
-        # allocator that takes the smallest block that is large enough leaves these whole.
+        # Scores are in segments of their own, much larger than other temporaries: an allocator that
+        # takes the smallest sufficient block does not cut them.
         recurring = max([size for name, size in peaks[0].items() if name != SCORES])
+        if shape.quantization is not None:
+            activations += _unpacked_bytes(shape)
     kv_cache = sum(shape.kv_bytes(context, batch, cache))
     idle = idle_bytes(kv_cache, min(recurring, activations))
     overheads = Overhead(CONTEXT, WORKSPACE, shape.rounding, idle)
@@ -289,6 +293,16 @@ def estimate_inference(
         overheads=overheads,
         prefill=prefill,
     )
+
+
+UNPACKED = 2**24
+"""Elements of a quantized matrix that are unpacked at a time."""
+
+
+def _unpacked_bytes(shape: ModelShape) -> int:
+    """Return the bytes of unpacked rows: numbers and their product with scales, in float32."""
+    largest = max(shape.vocabulary, 2 * shape.intermediate) * shape.hidden
+    return min(UNPACKED, largest) * 2 * FLOAT32
 
 
 class ForwardPass(Record):
@@ -482,7 +496,7 @@ def _scores(
     if not masked:
         return 2 * queries + partial
     if shape.kv_heads == 1:
-        copies = 0  # one head stands for all without a copy
+        copies = 0  # one head is enough, without a copy for each
     rolled = 2 * keys * attended if work.tokens == 1 and window else 0
     fresh = 2 * keys if work.tokens > 1 else 0
     mask = work.rows * attended * work.width
@@ -508,7 +522,7 @@ def _network(shape: LayerStack) -> int:
     if shape.build.fused_gate:
         # Its input is one half of a tensor that stays whole.
         return max(4, 1 + function) * shape.intermediate
-    # The gate's function works before the other half of the network is there.
+    # The activation of the gate runs before the other half of the network.
     return max(3 if shape.build.gated else 2, function) * shape.intermediate
 
 
@@ -516,5 +530,5 @@ def _expert_network(shape: LayerStack, experts: Experts, work: ForwardPass) -> i
     """Return the bytes of an expert network; each token is copied for each of its experts."""
     inner, outer, width = experts.intermediate, shape.hidden, work.width
     weighed = FLOAT32 if shape.build.wide_routing else width
-    each = max((4 * inner + outer) * width, outer * 2 * (width + weighed))
-    return work.rows * max(experts.per_token * each, 3 * experts.shared * width)
+    per_token = max((4 * inner + outer) * width, outer * 2 * (width + weighed))
+    return work.rows * max(experts.per_token * per_token, 3 * experts.shared * width)

@@ -253,6 +253,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         **_biases("use_bias"), defaults={"head_dim": 128, "num_key_value_heads": 2, **TIED}
     ),
     "mistral": ModelFamily(
+        gguf=GgufSpec("llama", permuted=True),
         **_biases(False),
         forward=ForwardSpec(),
         defaults={"num_key_value_heads": 8, "sliding_window": 4096, **_FINE},
@@ -663,7 +664,7 @@ class ModelShape(LayerStack):
     @property
     def fixed_context(self) -> int | None:
         """The number of tokens where it does not depend on what is read, as for pictures."""
-        fixed = self.towers and all(each.tokens for each in self.towers)
+        fixed = self.towers and all(tower.tokens for tower in self.towers)
         return self.towers[-1].tokens if fixed else None
 
     def kv_bytes(self, context: int, batch: int = 1, dtype: str | None = None) -> tuple[int, ...]:

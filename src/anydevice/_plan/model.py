@@ -46,7 +46,16 @@ from anydevice._plan.families import (
     quotient,
     rounding,
 )
-from anydevice._plan.quantization import QUANTIZED, Quantization, quantization_of, quantized
+from anydevice._plan.quantization import (
+    BLOCK_BITS,
+    QUANTIZED,
+    SCHEMES,
+    WEIGHTS,
+    Quantization,
+    in_scheme,
+    quantization_of,
+    quantized,
+)
 from anydevice.errors import ConfigurationError
 
 _KEYWORDS = {word: names[0] for word, names in NAMES.items()} | {
@@ -59,10 +68,14 @@ _KEYWORDS = {word: names[0] for word, names in NAMES.items()} | {
 _NEEDED = ("layers", "hidden", "intermediate", "heads", "vocabulary")
 
 
-def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> ModelShape:
+def shape_of(
+    model: Any = None, *, dtype: object = None, weights: str = "stored", **numbers: Any
+) -> ModelShape:
     """Return the shape of a model, with its weights in `dtype`, by default in its own.
 
     `dtype` is a float; "int8" and "int4" are the model in its own dtype with quantized layers.
+    Quantized `weights` are as they are stored; "float" unpacks them, and the name of a scheme, such
+    as "q8_0", quantizes those that are stored as floats.
     `model` is one of these; nothing of it is loaded, and no array library is imported for the
     first four:
 
@@ -83,9 +96,12 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
     Raises `ConfigurationError` for an unknown model, or for missing or inconsistent dimensions, and
     `TransferError` for invalid safetensors files.
     """
+    checks.one_of("weights", weights, WEIGHTS)
+    if weights in SCHEMES:
+        return in_scheme(shape_of(model, dtype=dtype, **numbers), weights)
     name = None if dtype is None else memory_dtype(dtype).name
     if name in QUANTIZED:
-        return quantized(shape_of(model, **numbers), name)
+        return quantized(shape_of(model, weights=weights, **numbers), name)
     if name is not None:
         float_dtype("dtype, if it is not 'int8' or 'int4',", name)
     if model is None:
@@ -99,15 +115,16 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
             return model
         counted = f"this shape's weights are counted in {model.dtype}"
         raise ConfigurationError(f"{counted}; for {name}, give the model itself")
+    unpacked = weights == "float"
     if isinstance(model, ModelFiles):
-        return _from_files(model, name)
+        return _from_files(model, name, unpacked)
     if isinstance(model, str | os.PathLike):
-        return _from_path(model, name)
+        return _from_path(model, name, unpacked)
     if isinstance(model, Mapping):
         sizes = (model.get(key) for word in _NEEDED for key in NAMES[word])
         named = "model_type" in model or "architectures" in model
         if named or any(isinstance(size, int) for size in sizes):  # and not a tree of arrays
-            return _from_config(as_config(model), name)
+            return _from_config(_stripped(as_config(model), unpacked), name)
     if hasattr(model, "to_dict") and hasattr(model, "model_type"):
         return _from_config(as_config(model.to_dict()), name)
     return _from_tree(model, name)
@@ -155,7 +172,7 @@ def _from_numbers(numbers: Mapping[str, Any]) -> ModelConfig:
     return as_config({**defaults, **values}, "the shape")
 
 
-def _from_path(model: str | os.PathLike[str], dtype: str | None) -> ModelShape:
+def _from_path(model: str | os.PathLike[str], dtype: str | None, unpacked: bool) -> ModelShape:
     path = locate(os.fspath(model), planning=True)
     if not is_config_path(path):
         if path.is_dir() and not any(".safetensors" in name for name in os.listdir(path)):
@@ -167,13 +184,21 @@ def _from_path(model: str | os.PathLike[str], dtype: str | None) -> ModelShape:
         return _shape_from_tensors(_tensors_of_files(path), dtype, path.resolve().stem)
     files = ModelFiles(path, read_config(path))
     if is_gguf_path(path) or path == Path(model).expanduser():
-        return _from_files(files, dtype)
+        return _from_files(files, dtype, unpacked)
     # A folder in the cache is named by a commit.
-    return replace(_from_files(files, dtype), name=os.fspath(model))
+    return replace(_from_files(files, dtype, unpacked), name=os.fspath(model))
 
 
-def _from_files(files: ModelFiles, dtype: str | None) -> ModelShape:
-    path, config = files.path, files.config
+def _stripped(config: ModelConfig, unpacked: bool) -> ModelConfig:
+    """Return the config, of `unpacked` weights without what says that they are quantized."""
+    if not unpacked:
+        return config
+    values = {key: x for key, x in config.values.items() if key != "quantization_config"}
+    return replace(config, values=values, tensors=())
+
+
+def _from_files(files: ModelFiles, dtype: str | None, unpacked: bool) -> ModelShape:
+    path, config = files.path, _stripped(files.config, unpacked)
     has_weights = path.is_dir() and any(path.glob("*.safetensors"))
     try:
         shape = _from_config(config, dtype, partly=has_weights)
@@ -183,13 +208,38 @@ def _from_files(files: ModelFiles, dtype: str | None) -> ModelShape:
         shape = _shape_from_tensors(_tensors_of_files(path), dtype, files.name)
         return replace(shape, assumed=(*shape.assumed, f"its config does not help: {error.reason}"))
     shape = replace(shape, name=files.name or shape.name)
-    if shape.exact or not has_weights:
+    if config.tensors:
+        return _with_blocks(shape, config)
+    quantization = quantization_of(config.get("quantization_config"), config.source)
+    if shape.exact or not has_weights or (quantization and not quantization.assumed):
         return shape
     # For an unknown format or family, headers tell the weights better than a config does.
     in_dtype = None if shape.quantization else dtype
     weights = _weights(_tensors_of_files(path), shape.layers, in_dtype)
     note = "weights are counted from the files' headers"
     return replace(shape, **weights, assumed=(*shape.assumed, note))
+
+
+def _with_blocks(shape: ModelShape, config: ModelConfig) -> ModelShape:
+    """Return the shape with the weights of a GGUF file, each in memory as its type is kept."""
+    names = {"token_embd.weight": "embed_tokens.weight", "output.weight": "lm_head.weight"}
+    tensors, schemes = [], Counter[str]()
+    for own, sizes, kind in config.tensors:
+        name = names.get(own, own.replace("blk.", "layers."))
+        held = BLOCK_BITS.get(kind) if len(sizes) > 1 and "ffn_gate_inp." not in name else None
+        if name.startswith("rope_"):
+            continue
+        stored = int(prod(sizes) * (held or as_dtype(shape.dtype).bits) // 8)
+        schemes[kind.lower()] += stored if held else 0
+        tensors.append(_Tensor(name, sizes, "uint8" if held else shape.dtype, stored))
+    kinds = [kind for kind, size in schemes.most_common() if size]
+    if not kinds:
+        return shape
+    weights = _weights(tensors, shape.layers, None)
+    kept = {name: size for name, size in weights.items() if name.endswith("_bytes")}
+    rotary = shape.other_bytes - shape.other_parameters * as_dtype(shape.dtype).itemsize
+    kept["other_bytes"] += rotary
+    return replace(shape, **kept, quantization=" and ".join(kinds), rounding=0)
 
 
 def _from_tree(tree: Any, dtype: str | None) -> ModelShape:
@@ -503,11 +553,11 @@ def _vectors(config: ModelConfig, sizes: DecoderSizes) -> int:
     if row.parallel_norms and config.flag(row.parallel):
         named = config.get(row.parallel_norms)
         norms = 2 if named == 2 or (named is None and _is_grouped(config)) else 1
-    each = row.norm_vectors
-    total = norms * sizes.hidden * each
+    vectors = row.norm_vectors
+    total = norms * sizes.hidden * vectors
     if row.query_key_norms and config.flag(row.query_key_norms_if or True):
         heads = 2 if row.query_key_norms == "head" else sizes.heads + sizes.kv_heads
-        total += heads * sizes.head_size * each
+        total += heads * sizes.head_size * vectors
     if sizes.latent:
         total += sizes.latent.query_rank + sizes.latent.rank
     return total + sizes.heads * row.sinks
@@ -559,8 +609,8 @@ def layer_windows(config: ModelConfig, sizes: DecoderSizes) -> tuple[int | None,
     if not window or row.windows == "none":
         return (None,) * sizes.layers
     if row.windows == "pattern":
-        each = config.count("sliding_window_pattern") or row.pattern
-        return tuple(window if (n + 1) % each else None for n in range(sizes.layers))
+        period = config.count("sliding_window_pattern") or row.pattern
+        return tuple(window if (n + 1) % period else None for n in range(sizes.layers))
     if row.windows == "last":
         used = config.get("use_sliding_window")
         first = config.count("max_window_layers") if used else sizes.layers
@@ -574,7 +624,7 @@ _EMBEDDING = re.compile(r"embed_tokens|wte|word_embeddings|embed_in|tok_embeddin
 _HEAD = re.compile(r"lm_head|embed_out|output_projection")
 _KEYS = re.compile(r"(?:k_proj|key_proj|\bwk)\W*(?:weight|kernel)")
 _FUSED = re.compile(r"(?:qkv_proj|c_attn|query_key_value|\bwqkv)\W*(?:weight|kernel)", re.I)
-# Where attention has a c_proj as well, the network's is the one meant.
+# If attention has a c_proj as well, this is the network's.
 _DOWN = re.compile(r"(?:down_proj|fc2|mlp\W+c_proj|dense_4h_to_h|\bw2)\W*(?:weight|kernel)")
 
 
@@ -598,7 +648,7 @@ class _Tensor(Record):
 
     @property
     def is_weight(self) -> bool:
-        """Whether it is learned, as far as its name tells: tables of frequencies are not."""
+        """Whether the tensor is learned, by its name: tables of frequencies are not."""
         return bool(self.sizes) and "inv_freq" not in self.name
 
     def bytes_in(self, dtype: str | None) -> int:
@@ -691,7 +741,7 @@ def _shape_from_tensors(tensors: list[_Tensor], dtype: str | None, name: str) ->
 
 
 def _first(tensors: list[_Tensor], pattern: re.Pattern[str]) -> _Tensor | None:
-    matching = (each for each in tensors if len(each.sizes) == 2 and pattern.search(each.name))
+    matching = (t for t in tensors if len(t.sizes) == 2 and pattern.search(t.name))
     return next(matching, None)
 
 

@@ -36,7 +36,7 @@ from anydevice._plan.estimates import (
 )
 from anydevice._plan.families import ModelShape
 from anydevice._plan.model import shape_of
-from anydevice._plan.quantization import QUANTIZED, quantized
+from anydevice._plan.quantization import OFFERED, SCHEMES, in_scheme
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 DeviceNames = str | Device | Iterable[Any] | None
@@ -104,7 +104,7 @@ def available_memory(names: DeviceNames) -> tuple[tuple[AvailableMemory, ...], t
 
 
 def _all_devices() -> tuple[Device, ...]:
-    first = (next((each for each in card if each.usable), None) for card in discover().cards)
+    first = (next((device for device in card if device.usable), None) for card in discover().cards)
     # The processor seen once more through OpenCL is only used by name.
     return _one_processor(
         device
@@ -162,7 +162,7 @@ def _memory_of(device: Device, recent: bool) -> AvailableMemory | None:
         # Discovery has just read the free memory; the driver would take as long again.
         free = facts.free_memory
     else:
-        # A plan on the command line goes without it.
+        # A plan on the command line does not need it.
         from anydevice._arrays.memory.stats import memory_stats
 
         stats = memory_stats(device)
@@ -321,16 +321,16 @@ class DeviceGroup(Record):
 
     @property
     def budgets(self) -> list[int]:
-        """The bytes to plan with on each: what it has, less a margin on an accelerator."""
+        """The bytes to plan with on each device: its memory, less a margin on accelerators."""
         return [
-            each.bytes if each.device.kind == "cpu" else plannable(each.bytes)
-            for each in self.devices
+            memory.bytes if memory.device.kind == "cpu" else plannable(memory.bytes)
+            for memory in self.devices
         ]
 
     @property
     def cpus(self) -> tuple[int, ...]:
         """The positions that are the CPU."""
-        return tuple(n for n, each in enumerate(self.devices) if each.device.kind == "cpu")
+        return tuple(n for n, memory in enumerate(self.devices) if memory.device.kind == "cpu")
 
 
 def device_groups(available: Sequence[AvailableMemory]) -> Iterator[DeviceGroup]:
@@ -339,24 +339,24 @@ def device_groups(available: Sequence[AvailableMemory]) -> Iterator[DeviceGroup]
     Each accelerator alone; several accelerators, the largest first and as few as possible; these
     with the CPU; the CPU alone. Devices that share one memory are never in one group.
     """
-    backends = [each.device.backend for each in available]
+    backends = [memory.device.backend for memory in available]
     largest = sorted(
-        (each for each in available if each.device.kind != "cpu"),
-        key=lambda each: (backends.index(each.device.backend), -each.bytes),
+        (memory for memory in available if memory.device.kind != "cpu"),
+        key=lambda memory: (backends.index(memory.device.backend), -memory.bytes),
     )
-    yield from (DeviceGroup((each,)) for each in largest)
+    yield from (DeviceGroup((memory,)) for memory in largest)
     apart: list[AvailableMemory] = []
-    for each in largest:
-        if not any(each.shares_memory_with(other) for other in apart):
-            apart.append(each)
+    for owner in largest:
+        if not any(owner.shares_memory_with(other) for other in apart):
+            apart.append(owner)
             if len(apart) > 1:
                 yield DeviceGroup(tuple(sorted(apart, key=available.index)))
     together = tuple(sorted(apart, key=available.index))
-    for each in available:
-        if each.device.kind == "cpu":
-            if apart and not any(each.shares_memory_with(other) for other in apart):
-                yield DeviceGroup((*together, each))
-            yield DeviceGroup((each,))
+    for owner in available:
+        if owner.device.kind == "cpu":
+            if apart and not any(owner.shares_memory_with(other) for other in apart):
+                yield DeviceGroup((*together, owner))
+            yield DeviceGroup((owner,))
 
 
 class Assignment(Record):
@@ -369,7 +369,7 @@ class Assignment(Record):
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices that get layers."""
-        return tuple(self.group.devices[each.slot].device for each in self.ranges)
+        return tuple(self.group.devices[stage.slot].device for stage in self.ranges)
 
     @property
     def only_cpu(self) -> bool:
@@ -394,7 +394,7 @@ def assign(
     return None
 
 
-Change = Literal["context", "batch", "kv_dtype", "dtype", "quantization"]
+Change = Literal["context", "batch", "kv_dtype", "dtype", "weights"]
 
 
 class Placement(Record):
@@ -427,7 +427,7 @@ class Placement(Record):
 class Alternative(Record):
     """One change that would help: another context, batch or dtype.
 
-    A change of "quantization" concerns the layers' weights alone; their scales are counted.
+    A change of "weights" quantizes them while the model is loaded; their scales are counted.
     `devices` would then hold the model, in `total` bytes.
     """
 
@@ -509,6 +509,7 @@ def plan_inference(
     dtype: object = None,
     kv_dtype: object = None,
     prefill: int | None = None,
+    weights: str = "stored",
     **numbers: Any,
 ) -> Plan:
     """Plan a model with this context: on one device, on several, or only after a change.
@@ -532,18 +533,20 @@ def plan_inference(
     `DeviceNotFoundError` if a given device is not usable.
     """
     given = isinstance(model, ModelShape)
-    shape = shape_of(model, dtype=dtype, **numbers)
+    shape = shape_of(model, dtype=dtype, weights=weights, **numbers)
     estimate = estimate_inference(
         shape, context=context, batch=batch, kv_dtype=kv_dtype, prefill=prefill
     )
     request = _Request(
-        shape, estimate, None if given else lambda: shape_of(model, dtype=_HALF, **numbers)
+        shape,
+        estimate,
+        None if given else lambda: shape_of(model, dtype=_HALF, weights=weights, **numbers),
     )
     if isinstance(devices, Cluster) or (isinstance(devices, str) and names_cluster(devices)):
         cluster = cluster_of(devices)
         card, facts = cluster.card, Facts(cluster.card.name)
         cards = (Device(card.backend, index) for index in range(cluster.cards))
-        available = tuple(AvailableMemory(each, card.memory, facts=facts) for each in cards)
+        available = tuple(AvailableMemory(device, card.memory, facts=facts) for device in cards)
         notes: tuple[str, ...] = (f"planned for {cluster}, with all of its memory free",)
     else:
         available, notes = available_memory(devices)
@@ -603,7 +606,7 @@ def _does_not_fit(
     if len(group.devices) == 1:
         filled = [LayerRange(0, range(layered.count))]
     ranges = {slot: LayerRange(slot, range(0)) for slot in range(len(group.devices))}
-    ranges |= {each.slot: each for each in filled}
+    ranges |= {stage.slot: stage for stage in filled}
     return Plan(
         False,
         None,
@@ -622,7 +625,7 @@ def _placements(
         memory, parts = group.devices[slot], layered.on(layers, cpu=slot in group.cpus)
         return Placement(memory.device, layers, parts, memory.bytes)
 
-    return tuple(placed(each.slot, each.layers) for each in ranges)
+    return tuple(placed(stage.slot, stage.layers) for stage in ranges)
 
 
 _HALF = "bfloat16"
@@ -640,7 +643,7 @@ class _Request(Record):
         """Return the single changes with which the model would fit one of the groups.
 
         The largest smaller context and batch; a smaller dtype for the cache; 16 bits for the
-        weights, else layers with the mildest quantization that fits.
+        weights, else the mildest quantization that fits.
         """
         if not groups:
             return ()
@@ -665,9 +668,9 @@ class _Request(Record):
             return None
         if self.in_half is not None and bits > DTYPES[_HALF].bits:
             change = self._change(groups, "dtype", _HALF, self.in_half())
-        for name, fewer in QUANTIZED.items():
-            if change is None and fewer < bits:
-                change = self._change(groups, "quantization", name, quantized(self.shape, name))
+        for name in OFFERED:
+            if change is None and SCHEMES[name] < bits:
+                change = self._change(groups, "weights", name, in_scheme(self.shape, name))
         return change
 
     def _change(
@@ -677,7 +680,7 @@ class _Request(Record):
         value: int | str,
         shape: ModelShape | None = None,
     ) -> Alternative | None:
-        """Return the alternative if it fits; `shape` is that of other weights."""
+        """Return the alternative if it fits; `shape` is the model with other weights."""
         names = ("context", "batch", "kv_dtype", "prefill")
         options = {name: getattr(self.estimate, name) for name in names}
         if change in options:
@@ -704,7 +707,7 @@ def planned_units(
             'this plan does not fit; give places such as ["cuda:0", "cpu", "disk"]',
             source="devices",
         )
-    of_layer = [each for each in plan.placements for _ in each.layers]
+    of_layer = [placement for placement in plan.placements for _ in placement.layers]
     shape, count = plan.estimate.shape, sum(are_layers)
     other = None
     if len(of_layer) != count:

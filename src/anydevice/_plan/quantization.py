@@ -1,10 +1,11 @@
-"""The bytes of quantized weights, counted by each format's own rules."""
+"""The bytes of quantized weights in memory, as `QuantizedWeight` keeps those of each format."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil, comb, prod
+from fnmatch import fnmatchcase
+from math import ceil, comb, gcd, prod
 from typing import Any
 
 from anydevice._core.record import Record, replace
@@ -17,6 +18,22 @@ MatrixBytes = Callable[[int, int, int], int]
 
 QUANTIZED = {"int8": 8.0, "int4": 4.5}
 """Bits of a weight in the usual formats; with four bits there is a scale for each 64 weights."""
+
+BLOCK_BITS = {
+    "Q4_0": 4.5, "Q4_1": 5, "Q5_0": 5.5, "Q5_1": 6, "Q8_0": 8.5, "Q2_K": 3.125, "Q3_K": 3.5625,
+    "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.5,
+}  # fmt: skip
+"""Bits of a weight in memory, scales included, by GGUF's name of its type."""
+
+SCHEMES = {k.lower(): x for k, x in BLOCK_BITS.items() if k not in ("IQ4_XS", "MXFP4")} | {"fp8": 8}
+"""Schemes of weights that are made while a model is loaded, and their bits of a weight."""
+OFFERED = {
+    "q8_0": "8.5 bits a weight, and hardly another text than in 16 bits",
+    "q4_k": "4.6 bits a weight, and somewhat worse texts; small models lose the most",
+}
+"""The schemes that a plan offers, the mildest first, with their price."""
+WEIGHTS = ("stored", "float", *SCHEMES)
+"""How weights may be kept: as they are stored, unpacked, or quantized."""
 
 _MOST_BITS = 16
 
@@ -43,6 +60,8 @@ class Quantization(Record):
         return any(
             re.match(pattern[3:], module) is not None
             if pattern.startswith("re:")
+            else fnmatchcase(f"{module}.", f"{pattern}.*")
+            if "*" in pattern
             else pattern == module or f".{pattern}." in f".{module}."
             for pattern in self.skipped
         )
@@ -61,7 +80,7 @@ def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantizati
         return None
     if not isinstance(values, Mapping):
         raise ConfigurationError(f"{source}: quantization_config is not an object", source)
-    method = str(values.get("quant_method") or _guess_method(values)).lower()
+    method = method_of(values)
     rule = _FORMATS.get(method, _unknown)(_Settings(values, f"{source}: quantization_config"))
     skipped = ["lm_head"]  # the head is never quantized
     for key in ("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers"):
@@ -111,7 +130,7 @@ class _Settings(Record):
 
 
 def _unknown(config: _Settings) -> Quantization:
-    method = str(config.get("quant_method") or _guess_method(config.values)).lower()
+    method = method_of(config.values)
     digits = re.search(r"\d+", method)  # 4 for `mxfp4`, 8 for `fbgemm_fp8`
     named = int(digits[0]) if digits and 1 <= int(digits[0]) <= _MOST_BITS else 8
     bits = config.get("bits", "nbits") or named
@@ -128,55 +147,43 @@ def _unknown(config: _Settings) -> Quantization:
     return Quantization(method, bits, roughly, assumed=(note,))
 
 
+def _rule(bits: int, block: int, scale: int) -> MatrixBytes:
+    """Return the rule for codes with `scale` bytes a block of columns; 0: a row is one block."""
+
+    def matrix_bytes(rows: int, columns: int, width: int) -> int:
+        blocks = columns // gcd(block, columns) if block > 0 else 1
+        return rows * (ceil(columns * bits / 8) + blocks * scale)
+
+    return matrix_bytes
+
+
+_ZERO = 4
+"""Bytes of the minimum that stands for a zero point."""
+
+
 def _bitsandbytes(config: _Settings) -> Quantization:
-    if not config.get("load_in_4bit"):
-        # Each row has its largest value beside it, in 32 bits.
-        return Quantization("bitsandbytes 8-bit", 8, lambda rows, columns, _: rows * (columns + 4))
-    nested = bool(config.get("bnb_4bit_use_double_quant"))
-
-    def four_bits(rows: int, columns: int, width: int) -> int:
-        blocks = ceil(rows * columns / 64)
-        table = 16 * 4
-        if not nested:
-            return ceil(rows * columns / 2) + blocks * 4 + table
-        # The blocks' scales are bytes themselves, in blocks of 256, with a table and an offset.
-        return ceil(rows * columns / 2) + blocks + ceil(blocks / 256) * 4 + 256 * 4 + 4 + table
-
-    return Quantization("bitsandbytes 4-bit", 4, four_bits)
+    if config.get("load_in_4bit"):
+        return Quantization("bitsandbytes 4-bit", 4, _rule(4, 64, 4))
+    return Quantization("bitsandbytes 8-bit", 8, _rule(8, 0, 4))
 
 
 def _gptq(config: _Settings) -> Quantization:
     bits = config.number("bits", default=4, most=_MOST_BITS)
     group = config.number("group_size", default=128, least=-1)
-
-    def packed(rows: int, columns: int, width: int) -> int:
-        groups = 1 if group <= 0 else ceil(columns / group)
-        weights = ceil(columns * bits / 32) * rows * 4
-        zeros = groups * ceil(rows * bits / 32) * 4
-        return weights + zeros + groups * rows * 2 + columns * 4
-
-    return Quantization("gptq", bits, packed)
+    scale = 2 if config.values.get("sym", True) else 2 + _ZERO
+    return Quantization("gptq", bits, _rule(bits, group, scale))
 
 
 def _awq(config: _Settings) -> Quantization:
     bits = config.number("bits", "w_bit", default=4, most=_MOST_BITS)
     group = config.number("group_size", "q_group_size", default=128, least=-1)
-
-    def packed(rows: int, columns: int, width: int) -> int:
-        groups = 1 if group <= 0 else ceil(columns / group)
-        across = ceil(rows * bits / 32) * 4
-        return (columns + groups) * across + groups * rows * 2
-
-    return Quantization("awq", bits, packed)
+    return Quantization("awq", bits, _rule(bits, group, 2 + _ZERO))
 
 
-def _blocks_of_float8(config: _Settings) -> Quantization:
-    down, across = config.block("weight_block_size")
-
-    def scaled(rows: int, columns: int, width: int) -> int:
-        return rows * columns + ceil(rows / down) * ceil(columns / across) * 4
-
-    return Quantization("fp8", 8, scaled)
+def _float8(config: _Settings) -> Quantization:
+    blocks = "weight_block_size"  # null for a scale of the tensor, which each row repeats
+    across = 0 if config.values.get(blocks, 1) is None else config.block(blocks)[1]
+    return Quantization("fp8", 8, _rule(8, across, 4))
 
 
 def _compressed_tensors(config: _Settings) -> Quantization:
@@ -188,43 +195,34 @@ def _compressed_tensors(config: _Settings) -> Quantization:
         scheme = _Settings({"num_bits": 8, "strategy": "channel"}, config.source)
     bits = scheme.number("num_bits", default=8, most=_MOST_BITS)
     size = scheme.number("group_size", default=128, least=-1)
-    usual = "tensor" if not scheme.get("group_size") else "group" if size > 0 else "channel"
+    usual = "tensor" if not scheme.get("group_size") else "group"
     strategy = scheme.get("strategy") or usual
-    down, across = scheme.block("block_structure")
-    symmetric = scheme.values.get("symmetric", True)
+    across = {"group": size, "tensor_group": size, "block": scheme.block("block_structure")[1]}
     note = "its groups of layers are quantized differently: the first group's way is taken for all"
     notes = (note,) if len(groups) > 1 else ()
-
-    def scales(rows: int, columns: int) -> int:
-        if strategy in ("group", "tensor_group"):
-            return rows * ceil(columns / size) if size > 0 else rows
-        if strategy == "block":
-            return ceil(rows / down) * ceil(columns / across)
-        return rows if strategy == "channel" else 1
-
-    def compressed(rows: int, columns: int, width: int) -> int:
-        packed = bits < 8
-        number = scales(rows, columns)
-        weights = rows * ceil(columns * bits / 32) * 4 + 16 if packed else rows * columns
-        zeros = 0 if symmetric else ceil(number * bits / 8)
-        return weights + number * width + zeros
-
-    return Quantization(f"compressed-tensors {bits}-bit", bits, compressed, assumed=notes)
+    rule = _rule(
+        bits, across.get(strategy, 0), 2 if scheme.values.get("symmetric", True) else 2 + _ZERO
+    )
+    return Quantization(f"compressed-tensors {bits}-bit", bits, rule, assumed=notes)
 
 
 _FORMATS: dict[str, Callable[[_Settings], Quantization]] = {
     "bitsandbytes": _bitsandbytes,
     "gptq": _gptq,
     "awq": _awq,
-    "fp8": _blocks_of_float8,
+    "fp8": _float8,
+    "fbgemm_fp8": lambda config: Quantization("fbgemm_fp8", 8, _rule(8, 0, 4)),
     "compressed-tensors": _compressed_tensors,
+    "mxfp4": lambda config: Quantization("mxfp4", 4, _rule(4, 32, 2)),
 }
 
 
-def _guess_method(values: Mapping[str, Any]) -> str:
-    if values.get("load_in_4bit") or values.get("load_in_8bit"):
-        return "bitsandbytes"
-    return "unnamed"
+def method_of(values: Mapping[str, Any]) -> str:
+    """Return the method of a `quantization_config`, in lower case."""
+    usual = (
+        "bitsandbytes" if values.get("load_in_4bit") or values.get("load_in_8bit") else "unnamed"
+    )
+    return str(values.get("quant_method") or usual).lower()
 
 
 def _is_quick(pattern: str) -> bool:
@@ -262,3 +260,28 @@ def quantized(shape: ModelShape, name: str) -> ModelShape:
     note = f"layers quantized to {name} are counted with {bits:g} bits a weight, scales included"
     changed = replace(shape, layer_bytes=layers, quantization=name, rounding=0, exact=False)
     return replace(changed, assumed=(*shape.assumed, note))
+
+
+def in_scheme(shape: ModelShape, scheme: str) -> ModelShape:
+    """Return the shape with its weights quantized to one of `SCHEMES`, and the head as it is then.
+
+    With 6 bits and fewer, the head, or the embedding that stands for it, has 6 bits.
+    """
+    bits = SCHEMES[scheme]
+    fine = SCHEMES["q6_k"] if scheme not in ("q8_0", "fp8") else bits
+
+    def size(weights: int, each: float) -> int:
+        return int(weights * each / 8)
+
+    tied = shape.tied_embeddings
+    note = f"weights quantized to {scheme} are counted with {bits:g} bits each, scales included"
+    return replace(
+        shape,
+        layer_bytes=tuple(size(weights, bits) for weights in shape.layer_weights),
+        embedding_bytes=size(shape.embedding_parameters, fine if tied else bits),
+        head_bytes=size(shape.head_parameters, fine),
+        quantization=scheme,
+        rounding=0,
+        exact=False,
+        assumed=(*shape.assumed, note),
+    )

@@ -207,8 +207,8 @@ def logits_in_training(shape: ModelShape, step: TrainingStep) -> int:
 
 def saved_activations(shape: ModelShape, step: TrainingStep) -> int:
     """Return the bytes that the forward pass saves, without the logits."""
-    each = step.rows * shape.hidden * step.width if step.checkpointing else _layer(shape, step)
-    return shape.layers * each + _norm(shape, step)
+    per_layer = step.rows * shape.hidden * step.width if step.checkpointing else _layer(shape, step)
+    return shape.layers * per_layer + _norm(shape, step)
 
 
 def moments(
@@ -220,7 +220,7 @@ def moments(
     """
     saved = saved_activations(shape, step)
     layer = _layer(shape, step)
-    kept = saved - _norm(shape, step)
+    of_layers = saved - _norm(shape, step)
     head = shape.outputs * shape.hidden
     # Casts of matrices live until their layer's backward pass.
     cast_layers = 0 if step.checkpointing else sum(shape.layer_weights)
@@ -246,7 +246,7 @@ def moments(
         "forward": saved + held_casts + forward_logits,
         "loss": saved + casts + logits_in_training(shape, step),
         "head": saved + casts + step.rows * shape.outputs * FLOAT32 + last_gradient,
-        "last layer": kept + again + (0 if again else casts) + head_gradient + passing,
+        "last layer": of_layers + again + (0 if again else casts) + head_gradient + passing,
         "first layer": one_layer + grown + passing,
         "step": gradients + step_extra,
     }

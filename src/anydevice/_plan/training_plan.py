@@ -176,10 +176,10 @@ def _activations(shape: ModelShape, run: TrainingRun) -> int:
     elements = saved_elements(shape, run.recompute, run.compiled)
     sums = FLOAT32 * shape.heads if run.recompute != "full" else 0
     layer_bytes = run.rows * (HALF * elements + sums) // run.tensor
-    kept = -(-shape.layers // run.pipeline) * layer_bytes
+    weights = -(-shape.layers // run.pipeline) * layer_bytes
     working, loss = _working(shape, run), _loss(shape, run)
-    first = run.pipeline * kept + working
-    return max(first, kept + max(working, loss))
+    first = run.pipeline * weights + working
+    return max(first, weights + max(working, loss))
 
 
 def saved_elements(shape: ModelShape, recompute: Recompute, compiled: bool = False) -> int:
@@ -221,9 +221,9 @@ def _working(shape: ModelShape, run: TrainingRun) -> int:
 
 def _loss(shape: ModelShape, run: TrainingRun) -> int:
     """Return the bytes of all logits, their gradients, and the gathered input of a split head."""
-    each = FUSED_LOSS if run.fused_loss else SPLIT_LOSS if run.tensor > 1 else PLAIN_LOSS
+    per_logit = FUSED_LOSS if run.fused_loss else SPLIT_LOSS if run.tensor > 1 else PLAIN_LOSS
     gathered = HALF * shape.hidden if run.tensor > 1 else 0
-    return run.rows * (each * shape.outputs // run.tensor + gathered)
+    return run.rows * (per_logit * shape.outputs // run.tensor + gathered)
 
 
 class Constants(Record):

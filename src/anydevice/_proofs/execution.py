@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anydevice._core.protocols import FixedTensor
+from anydevice._libraries.registry import part
 from anydevice._proofs.checking.network import Floats, Network, Query
 from anydevice._proofs.checking.operators import Erf, Lowering, Value
 from anydevice._proofs.checking.readers import Graph, read_graph
@@ -28,6 +29,8 @@ Array = npt.NDArray[Any]
 INSTALL = "pip install onnx onnxruntime"
 NOT_COMPARED = "checked for the network as read; reading not compared with an execution"
 _MAX_BOXES = 8
+_OPENERS = {"onnxruntime": "open_onnxruntime", "onnx": "open_reference"}
+"""The function of `_libraries/onnxruntime/execution.py` for each package."""
 
 
 class Computed(NamedTuple):
@@ -47,7 +50,7 @@ class Computed(NamedTuple):
 
 def executors() -> list[str]:
     """Return the installed packages that execute ONNX files, the first choice first."""
-    specs = {name: find_spec(name) for name in _SESSIONS}
+    specs = {name: find_spec(name) for name in _OPENERS}
     return [name for name, spec in specs.items() if spec is not None and spec.origin]
 
 
@@ -146,7 +149,8 @@ def _execute(file: ModelFile, graph: Graph, x: Array) -> list[dict[str, Computed
     examples, problems = [{graph.input: row.reshape(graph.shape)} for row in x], []
     for by in executors():
         try:
-            plain, whole = (_SESSIONS[by](data) for data in (file.data, file.data + more))
+            opened = getattr(part("onnxruntime", "execution"), _OPENERS[by])
+            plain, whole = map(opened, (file.data, file.data + more))
             return [
                 _run(by, plain, [graph.output], examples),
                 _run(by, whole, names, examples),
@@ -171,24 +175,3 @@ def _field(number: int, content: bytes) -> bytes:
     """Return a field of a protocol buffer, whose length is a varint of five bytes."""
     length = [len(content) >> bits & 127 | 128 for bits in (0, 7, 14, 21)]
     return bytes([number << 3 | 2, *length, len(content) >> 28]) + content
-
-
-def _open_onnxruntime(data: bytes) -> Callable[..., Any]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    run: Callable[..., Any] = session.run
-    return run
-
-
-def _open_reference(data: bytes) -> Callable[..., Any]:
-    import onnx
-    from onnx.reference import ReferenceEvaluator
-
-    run: Callable[..., Any] = ReferenceEvaluator(onnx.load_model_from_string(data)).run
-    return run
-
-
-_SESSIONS = {"onnxruntime": _open_onnxruntime, "onnx": _open_reference}

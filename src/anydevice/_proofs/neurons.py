@@ -41,7 +41,7 @@ _RATE_OF_SLOPES, _RATE_OF_MULTIPLIERS = 0.25, 0.05
 _DECAY = 0.97
 
 _MAX_MULTIPLIER = 60_000.0
-"""float16 holds it."""
+"""Below the largest number of float16."""
 
 
 class Branch:
@@ -456,7 +456,7 @@ class Neurons:
         return _Passed(bound, points, values, gradient, met, arguments, reached)
 
     def _score(self, layers: dict[int, _Cases], passed: _Passed) -> dict[int, DeviceArray]:
-        """Return the loss of each relaxation at the bound's point, and a little of its maximum."""
+        """Return the loss of each relaxation at the bound's point, plus a little of its maximum."""
         xp, scores = self.fast.machine.xp, {}
         for n, layer in layers.items():
             row, z = passed.row[n], passed.arguments[n]
@@ -475,7 +475,7 @@ class _PartRows(NamedTuple):
 
 
 class _Cases(NamedTuple):
-    """The neurons of a node that are open, on, or cases, and the upper lines of open ones.
+    """The neurons of a node: open, on, or decided by a case; the upper lines of open ones.
 
     `rate` is the learning rate of their slopes or multipliers, and `limit` the largest value.
     """

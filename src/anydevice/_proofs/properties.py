@@ -26,8 +26,8 @@ from anydevice._proofs.graph import absolute_sums, derivative
 from anydevice.errors import ConfigurationError
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
-MAX_GROUPS = 10_000
-"""The limit for combinations of the parts of an `any_of`."""
+MAX_GROUPS, MAX_NUMBERS = 10_000, 1 << 24
+"""The limits for combinations of the parts of an `any_of`, and for numbers of a query."""
 
 Shape = tuple[int, ...]
 Numbers = tuple[float, ...]
@@ -457,6 +457,9 @@ def _conjuncts(claim: Property) -> list[Property]:
 
 def _query(corners: Corners, bad: Bad, outputs: int) -> Query:
     rows = [row for group in bad for row in group]
+    if len(rows) * outputs > MAX_NUMBERS:
+        text = f"{len(rows):,} conditions on {outputs:,} outputs are too many; name some outputs"
+        raise ConfigurationError(text, source="property")
     table = [[Fraction(row.coefficients.get(i, 0)) for i in range(outputs)] for row in rows]
     return Query(
         *corners,

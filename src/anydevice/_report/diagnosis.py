@@ -66,7 +66,7 @@ class Conclusion(Record):
         return {
             "healthy": self.healthy,
             "checks": [verdict.to_dict() for verdict in self.verdicts],
-            "not_usable": [as_dict(each) for each in self.unusable],
+            "not_usable": [as_dict(item) for item in self.unusable],
             "explanations": [explanation.to_dict() for explanation in self.explanations],
             "worth_knowing": [explanation.to_dict() for explanation in self.worth_knowing],
         }
@@ -138,7 +138,7 @@ def conclude(
     """Return the conclusion; a verdict on a device replaces what the report says of it."""
     report = examined.report
     checked = {verdict.device for verdict in verdicts}
-    earlier = (each for each in explain(report) if checked.isdisjoint(each.subjects))
+    earlier = (item for item in explain(report) if checked.isdisjoint(item.subjects))
     failed = (explain_verdict(verdict) for verdict in verdicts)
     # Only the drivers of devices with little free memory are asked for processes.
     holders = {
@@ -174,7 +174,7 @@ def _explain(subjects: tuple[str, ...], stopped: DeviceStatus | Finding) -> Iter
     for reason in stopped.reasons:
         evidence.setdefault(_known_code(reason.code, stage), []).append(reason)
     for code, reasons in (evidence or {_BY_STAGE[stage]: []}).items():
-        # The library's own fix goes before the device's. That of a failed check is the doctor.
+        # The library's own fix goes before the device's; a failed check has the doctor as its fix.
         fixes = [*(reason.fix for reason in reasons), stopped.fix] if stage != "compute" else []
         texts = tuple(reason.text for reason in reasons)
         yield _explanation(subjects, code, texts, next(filter(None, fixes), None))

@@ -19,6 +19,7 @@ from anydevice._core.text import (
 from anydevice._plan.estimates import MARGIN, PARTS, part_lines, part_sizes
 from anydevice._plan.families import ModelShape
 from anydevice._plan.plan import Placement, Plan
+from anydevice._plan.quantization import OFFERED
 from anydevice._report import notebook
 from anydevice._report.tables import WIDTH, Paint, plain, table, verdict_lines
 
@@ -39,7 +40,7 @@ _AGAIN = {
     "full": "recompute each layer",
 }
 _NO_CHANGE = "No smaller context, batch or dtype makes it fit: it takes more devices."
-_WORDS = {"kv_dtype": "kv-cache in", "dtype": "weights in", "quantization": "layers quantized to"}
+_WORDS = {"kv_dtype": "kv-cache in", "dtype": "weights in", "weights": "weights quantized to"}
 
 
 def plan_lines(plan: Plan, width: int | None = None, paint: Paint = plain) -> list[str]:
@@ -67,7 +68,7 @@ def plan_html(plan: Plan) -> str:
         notebook.table((), parts, right=(1,)),
         notebook.marked(mark, _verdict(plan), good=plan.fits),
         notebook.table(_HEAD, rows, right=(2, 3)),
-        *(notebook.line(each.strip()) for each in _suggestions(plan, 10_000, plain) if each),
+        *(notebook.line(line.strip()) for line in _suggestions(plan, 10_000, plain) if line),
     )
 
 
@@ -141,10 +142,12 @@ def _layers(layers: range) -> str:
 def _suggestions(plan: Plan, columns: int, paint: Paint) -> Iterator[str]:
     if plan.alternatives:
         yield from ("", "On fewer devices with:" if plan.fits else "It would fit with:")
-        for each in plan.alternatives:
-            now = getattr(plan.estimate, each.change.replace("quantization", "dtype"))
-            words = f"{_WORDS.get(each.change, each.change)} {each.value} instead of {now}"
-            where = f"{format_size(each.total)}, on {_device_list(each.devices)}"
+        for option in plan.alternatives:
+            now = getattr(plan.estimate, option.change.replace("weights", "dtype"))
+            words = f"{_WORDS.get(option.change, option.change)} {option.value} instead of {now}"
+            where = f"{format_size(option.total)}, on {_device_list(option.devices)}"
+            price = OFFERED.get(str(option.value)) if option.change == "weights" else None
+            where += f" ({price})" if price else ""
             yield from wrapped(f"{words}: {where}", columns, "  ", "  ")
     elif not plan.fits:
         yield from ("", *wrapped(_NO_CHANGE, columns, hanging="  "))
@@ -220,8 +223,8 @@ def _details(plan: TrainingPlan) -> Iterator[str]:
     rate, error, days = plan.tokens_per_second, plan.error, plan.days
     if rate is None or error is None:
         return
-    each = rate / plan.cluster.cards
-    yield f"{rate:,.0f} tokens a second ± {percent(error)} ({each:,.0f} a card)"
+    per_card = rate / plan.cluster.cards
+    yield f"{rate:,.0f} tokens a second ± {percent(error)} ({per_card:,.0f} a card)"
     if days is not None and plan.tokens is not None:
         span = f"{_days(days / (1 + error))} to {_days(days / (1 - error))}"
         yield f"{format_count(plan.tokens)} tokens: {_days(days)} days ({span})"

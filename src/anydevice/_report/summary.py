@@ -211,10 +211,10 @@ def _failure_lines(entry: _Entry, count: int = 1) -> list[tuple[str, str]]:
     stopped = entry.stopped
     if stopped is None:
         return []
-    each = f" (each of these {count})" if count > 1 else ""
+    suffix = f" (each of these {count})" if count > 1 else ""
     fix = [(f"fix: {stopped.fix}", "fix")] if stopped.fix else []
     reasons = [(f"  {reason}", "dim") for reason in stopped.reasons]
-    return [(f"stopped at: {stopped.stage}{each}", "bad"), *reasons, *fix]
+    return [(f"stopped at: {stopped.stage}{suffix}", "bad"), *reasons, *fix]
 
 
 def _break_line(line: str, column: int, width: int | None, paint: Paint, style: str) -> list[str]:

@@ -238,7 +238,7 @@ def _below(values: Sequence[float]) -> Ticks:
 
 
 def _labels(marks: Sequence[float], words: Callable[[float], str] | None) -> list[str]:
-    """Return labels of marks, with as many digits as it takes to tell them apart."""
+    """Return labels of marks, with as many digits as distinguish them."""
     if words is not None:
         return [words(mark) for mark in marks]
     several = ([_number(mark, digits) for mark in marks] for digits in range(4, 13))

@@ -65,7 +65,7 @@ def render_lines(
 
     from rich.console import Console
 
-    # The encoding of the file is not that of the output, so boxes stay as they are.
+    # Boxes stay: the file's encoding may differ from the output's.
     colours: Literal["standard"] | None = "standard" if colour else None
     console = Console(
         file=StringIO(), width=columns, color_system=colours, markup=False, emoji=False

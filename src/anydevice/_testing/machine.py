@@ -122,7 +122,7 @@ class Machine:
             self._copies.under_way = False
 
     def has_real(self, device: Device) -> bool:
-        """Whether a device of the computer is one of this machine, and no fake stands for it."""
+        """Whether a device of the computer is part of this machine, and not replaced by a fake."""
         return device.backend == "cpu" or device in self._real
 
     def driven_by(self, engine: str) -> tuple[Device, ...]:
@@ -523,15 +523,15 @@ def size_of(memory: Any) -> int:
 class _FakeMemoryError(MemoryError):
     """A fake device has too little free memory for an array."""
 
-    def __init__(self, message: str, engine: str, asked: int) -> None:
+    def __init__(self, message: str, engine: str, size: int) -> None:
         super().__init__(message)
-        self.engine, self.asked = engine, asked
+        self.engine, self.asked = engine, size
 
 
-def out_of_memory(message: str, engine: str, asked: int) -> Exception:
+def out_of_memory(message: str, engine: str, size: int) -> Exception:
     """Return the error that an engine's library raises without memory."""
     if engine != "torch":
-        return _FakeMemoryError(message, engine, asked)
+        return _FakeMemoryError(message, engine, size)
     import torch
 
     error: Exception = torch.OutOfMemoryError(message)

@@ -127,17 +127,17 @@ class _EpochFunction(Callback):
 def callbacks_of(spec: Any) -> list[Callback]:
     """Return a list of callbacks; raise `ConfigurationError` for anything else."""
     callbacks = list(spec) if isinstance(spec, Iterable) and not callable(spec) else [spec]
-    for each in callbacks:
-        if not isinstance(each, Callback) and not callable(each):
+    for callback in callbacks:
+        if not isinstance(callback, Callback) and not callable(callback):
             raise ConfigurationError(
                 "a callback is a nn.Callback, or a function that is called after each epoch, not "
-                f"{each!r}",
+                f"{callback!r}",
                 source="callbacks",
             )
-    return [each if isinstance(each, Callback) else _EpochFunction(each) for each in callbacks]
+    return [c if isinstance(c, Callback) else _EpochFunction(c) for c in callbacks]
 
 
 def step_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
     """Return the callbacks that override `step`."""
-    own = [each for each in callbacks if type(each).step is not Callback.step]
-    return [each for each in own if not isinstance(each, Log) or each.every is not None]
+    own = [c for c in callbacks if type(c).step is not Callback.step]
+    return [c for c in own if not isinstance(c, Log) or c.every is not None]

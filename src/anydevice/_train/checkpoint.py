@@ -250,9 +250,9 @@ def read_checkpoint(
         _check_numbers(loop.lost, loop.seconds, loop.rate, loop.best or 0.0, step.added)
         if step.added:
             _check_counts(metadata["rows"])
-        for each in loop.history:
-            _check_counts(each.epoch, each.steps, each.left_out, each.peak or 0)
-            _check_numbers(each.loss, each.validation or 0.0, each.rate, each.seconds)
+        for epoch in loop.history:
+            _check_counts(epoch.epoch, epoch.steps, epoch.left_out, epoch.peak or 0)
+            _check_numbers(epoch.loss, epoch.validation or 0.0, epoch.rate, epoch.seconds)
         if how not in OPTIMIZATIONS:
             raise ValueError(f"it knows no way to compile steps called {how!r}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -274,7 +274,7 @@ def read_checkpoint(
             raise TransferError(f"{path} does not fit the model: in its {what}, {different}")
     if step.scale is not None and not _is_scale(step.scale):
         raise TransferError(f"{path}: its scale of the loss is damaged")
-    if state is not None:  # other libraries store classes of their own in it
+    if state is not None:  # other libraries store their own classes in it
         step = replace(step, optimizer=refilled(state, leaves(step.optimizer)))
     return Checkpoint(
         step, loop, how, best, metadata.get("random", NOTHING), metadata.get("rows", 0)
@@ -332,7 +332,7 @@ def _data_difference(before: Any, now: Any, where: str) -> str | None:
             return None
         return f"its {where} is there only {'now' if before is None else 'then'}"
     both = [name for name in before if name in now and name not in _HASHES]
-    then, today = ({f".{name}": each[name] for name in both} for each in (before, now))
+    then, today = ({f".{name}": values[name] for name in both} for values in (before, now))
     text = setting_difference(then, today, where)
     # Early files, and data that cannot be read ahead, have no hash.
     if text is None and any(before[x] != now[x] for x in _HASHES if x in before and x in now):

@@ -133,7 +133,7 @@ def strategy_for(
                 "processes of MLX hold all parameters each",
                 'take strategy="replicate", or torch or jax, which shard them',
             )
-        why = "as asked" if strategy == "replicate" else "what processes of MLX do"
+        why = "as asked" if strategy == "replicate" else "the only strategy for processes of MLX"
         return RingStrategy(group, device, f"{mesh.size} processes, replicate: {why}")
     mesh, text = _choose_sizes(mesh, strategy, parameters)
     if group is not None:  # the memory of one process decides for all of them
@@ -433,7 +433,7 @@ class ProcessStrategy(strategies.Strategy):
         return rows_between(batch, first, stop), (first, stop - first, every), share
 
     def _check_first(self, batch: Any, whole: Callable[[], Any]) -> None:
-        """Check now and then that all processes have the same batch, and compute its whole loss."""
+        """For some batches, check that all processes have them, and compute the whole loss."""
         self._number += 1
         if not strategies.is_compared(self._number):
             return
@@ -504,8 +504,8 @@ class RingStrategy(ProcessStrategy):
 class ShardStrategy(ProcessStrategy):
     """A training with parameters and optimizer state divided over processes of PyTorch.
 
-    A stepper of our models updates the shards of this process as plain tensors; callers outside
-    see DTensors.
+    ZeRO, stage 3 (Rajbhandari et al. 2020). A stepper of our models updates the shards of this
+    process as plain tensors; callers outside see DTensors.
     """
 
     is_sharded = True
@@ -543,8 +543,8 @@ class ShardStrategy(ProcessStrategy):
         every = self._layouts["parameters"]
         is_trained = trained or [True] * len(every)
         pairs = list(zip(every, is_trained, strict=True))
-        self._layouts["trained"] = self._layouts["total"] = [each for each, own in pairs if own]
-        self._layouts["fixed"] = [each for each, own in pairs if not own]
+        self._layouts["trained"] = self._layouts["total"] = [layout for layout, own in pairs if own]
+        self._layouts["fixed"] = [layout for layout, own in pairs if not own]
         scale = state.scale
         parts["scale"] = None if scale is None else to_device(scale, self.device, convert=True)
         return replace(state, **parts)
@@ -592,7 +592,7 @@ class ShardStrategy(ProcessStrategy):
         return self._torch.summed(number, self._mesh)
 
     def clip_gradients(self, gradients: Tree, limit: float) -> tuple[Tree, Any]:
-        # A part that each process has as a whole counts once in each group of shards.
+        # An array that every process has whole counts once in each group of shards.
         is_first = self._group.rank % self._mesh.shard == 0
         counts = [layout.axis is not None or is_first for layout in self._layouts["total"]]
         parts, norm = self._torch.clip_parts(leaves(gradients), counts, limit, self._mesh)

@@ -187,7 +187,7 @@ def evaluate(
             values.append((value, rows))
             if len(values) > _IN_FLIGHT:
                 lost += _weigh(*values.popleft())
-        lost += sum(_weigh(*each) for each in values)
+        lost += sum(_weigh(*pair) for pair in values)
         results = {metric.name: metric.result(states[metric.name]) for metric in measured}
     mean = lost / examples
     return Evaluation(None if math.isnan(mean) and not run.has_loss else mean, results, examples)

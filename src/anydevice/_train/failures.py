@@ -131,9 +131,9 @@ def _failed_part(layer: ModuleLayer, parameters: Any, batch: Any) -> tuple[str, 
     model, parts = layer.watched(layer.finished(copied(parameters)), inputs)
     adapter = adapter_of(model)
     with suppress(Exception), adapter.scope():  # a loss may call the module differently
-        for each in parts:
-            named = each if isinstance(each, Mapping) else {}
-            adapter.traced(after, *(() if named else (each,)), **named)
+        for part in parts:
+            named = part if isinstance(part, Mapping) else {}
+            adapter.traced(after, *(() if named else (part,)), **named)
     if not failed:
         return f"the loss of {layer.label}, or a gradient, is NaN or infinite", layer.label
     name, y = failed[0]

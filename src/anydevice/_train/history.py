@@ -74,16 +74,16 @@ class History(tuple[Epoch, ...]):
     @property
     def losses(self) -> list[float]:
         """The mean loss of each epoch."""
-        return [each.loss for each in self]
+        return [epoch.loss for epoch in self]
 
     @property
     def validations(self) -> list[float]:
         """The validation loss after each epoch, if there was one."""
-        return [each.validation for each in self if each.validation is not None]
+        return [epoch.validation for epoch in self if epoch.validation is not None]
 
     @property
     def metrics(self) -> dict[str, list[float]]:
-        """Each metric of the validation, by name: one number per epoch that has it."""
+        """Each metric of the validation by name: a number per epoch with a validation."""
         series: dict[str, list[float]] = {}
         for epoch in self:
             for name, number in (epoch.metrics or {}).items():
@@ -92,7 +92,7 @@ class History(tuple[Epoch, ...]):
 
     def to_list(self) -> list[dict[str, Any]]:
         """Return the epochs as plain data, ready for JSON."""
-        return [as_dict(each) for each in self]
+        return [as_dict(epoch) for epoch in self]
 
     @classmethod
     def from_list(cls, rows: Iterable[dict[str, Any]]) -> History:
@@ -217,33 +217,33 @@ class TrainingProgress:
         done = (epoch - 1) * self._length + position if self._length else epoch - 1
         now = time.monotonic()
         self._first_tell = self._first_tell or (now, examples, done)
-        began, passed, first = self._first_tell
+        began, examples_before, steps_before = self._first_tell
         seconds = now - began
-        words = [(f"epoch {epoch}/{self._epochs}", 0)]
+        parts = [(f"epoch {epoch}/{self._epochs}", 0)]
         if not math.isnan(rate):  # an optimizer of another library may not report it
-            words.append((f"rate {rate:.3g}", 4))
+            parts.append((f"rate {rate:.3g}", 4))
         if loss is not None:
-            words.insert(1, (f"loss {loss:.4g}", 1))
-        if seconds > 0 and examples > passed:
-            words.append((f"{(examples - passed) / seconds:,.0f} examples/s", 3))
-        if self._length and done - first >= _STEPS_BEFORE_FORECAST:
-            left = (self._total() - done) * seconds / (done - first)
-            words.append((f"{clock(left)} left", 2))
-        self._show(done, words)
+            parts.insert(1, (f"loss {loss:.4g}", 1))
+        if seconds > 0 and examples > examples_before:
+            parts.append((f"{(examples - examples_before) / seconds:,.0f} examples/s", 3))
+        if self._length and done - steps_before >= _STEPS_BEFORE_FORECAST:
+            left = (self._total() - done) * seconds / (done - steps_before)
+            parts.append((f"{clock(left)} left", 2))
+        self._show(done, parts)
 
     def _total(self) -> int:
         return self._epochs * (self._length or 1)
 
-    def _show(self, done: int, words: list[tuple[str, int]]) -> None:
+    def _show(self, done: int, parts: list[tuple[str, int]]) -> None:
         """Show the bar with as many words as fit; each has a rank, and low ranks come first."""
         total = self._total()
         self._done = min(done, total)
         if self._ending:
-            words = [(self._ending, 0)]
+            parts = [(self._ending, 0)]
         elif self._doing:
-            words = [*words, (self._doing, 1)]
+            parts = [*parts, (self._doing, 1)]
         taken = self._width + 2 * len(str(total)) + 1 + len("0:00:00") + 3
-        self._bar.tell(self._done, total, fitted(words, self._columns - taken))
+        self._bar.tell(self._done, total, fitted(parts, self._columns - taken))
 
 
 def _line(epoch: Epoch, epochs: int) -> str:
@@ -254,19 +254,19 @@ def _line(epoch: Epoch, epochs: int) -> str:
     'epoch 3/10  loss 0.2144  validation 0.25  rate 0.001  4.2 s'
     """
     numbers = {"loss": epoch.loss, "validation": epoch.validation, **(epoch.metrics or {})}
-    words = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
+    parts = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
     if not math.isnan(epoch.rate):
-        words.append(f"rate {epoch.rate:.3g}")
-    return "  ".join([f"epoch {epoch.epoch}/{epochs}", *words, f"{epoch.seconds:.1f} s"])
+        parts.append(f"rate {epoch.rate:.3g}")
+    return "  ".join([f"epoch {epoch.epoch}/{epochs}", *parts, f"{epoch.seconds:.1f} s"])
 
 
-def fitted(words: list[tuple[str, int]], room: int) -> str:
+def fitted(parts: list[tuple[str, int]], room: int) -> str:
     """Return the words in order, dropping the highest ranks until the rest fits.
 
     >>> fitted([("epoch 1/2", 0), ("rate 0.1", 4), ("1:15 left", 2)], 20)
     'epoch 1/2  1:15 left'
     """
-    rest = list(words)
+    rest = list(parts)
     while sum(len(text) + 2 for text, _ in rest) - 2 > room and len(rest) > 1:
         rest.remove(max(rest, key=lambda word: word[1]))
     return "  ".join(text for text, _ in rest)

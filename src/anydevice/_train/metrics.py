@@ -239,7 +239,7 @@ def macro_f1(output: Array, target: Array, *, threshold: float = 0.0) -> float:
 
 
 def auc(output: Array, target: Array) -> float:
-    """Return the area under the ROC curve of two classes, from ranks; ties count half.
+    """Return the area under the ROC curve, from ranks (Mann and Whitney 1947); ties count half.
 
     Targets above 0 are positive. NaN if all are of one class, or a score is NaN.
 

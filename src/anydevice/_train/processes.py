@@ -105,7 +105,7 @@ def _call_on_devices(
         ctrl_c,
     ):
         first, pipes = running[0][0], [pipe for _, pipe, _ in running.values()]
-        if hasattr(os, "setpgrp"):  # elsewhere, Ctrl-C reaches all processes by itself
+        if hasattr(os, "setpgrp"):  # on other systems, Ctrl-C reaches all processes by itself
             ctrl_c.acknowledge = lambda: os.kill(first.pid, signal.SIGINT)
         for pipe in pipes:
             with suppress(OSError):  # the process has ended, and its failure is received below
@@ -166,7 +166,7 @@ def _call_here(pipe: Any, function: Any, place: Device, script: str | None, meth
         mesh = initialize("cpu" if place.kind == "cpu" else str(place), engine="torch")
         return function(mesh, pipe, **part("torch", "mesh").unpack(data, mesh.devices[0]))
     except BaseException as error:
-        with suppress(Exception):  # an error that cannot be pickled is told by its traceback
+        with suppress(Exception):  # an error that cannot be pickled is sent as its traceback
             pipe.send(Message("error", pickle.dumps(error)))
         raise
 

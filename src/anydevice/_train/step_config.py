@@ -128,7 +128,7 @@ class CompiledSteps:
         return bool(self._compilers)
 
     def compiled(self, function: Function, *donate: str) -> Function:
-        """Return the function, compiled if asked for; if that fails, as written, with a warning."""
+        """Return the compiled function; if compiling is off or fails, the function as written."""
         if not self._compilers:
             return function
         compilers = [

@@ -204,7 +204,7 @@ class FunctionStepper(Stepper):
         if self.compiler.compiles or not shape or self.device.kind != "cpu":
             return nullcontext
         outputs = math.prod((shape[0], *self.config.layer.output(shape[1:])[:-1]))
-        uses = outputs * sum(math.prod(each.shape) for each in leaves(self._trained))
+        uses = outputs * sum(math.prod(x.shape) for x in leaves(self._trained))
         return self.engine.serial_scope if uses <= _SERIAL else nullcontext
 
     def _count(self, value: Array) -> int:
@@ -291,7 +291,7 @@ class SplitStepper(FunctionStepper):
         self._loss_and_gradients = self._strategy.gradients(differentiate, loss)
         self._failed = self._xp.full((), 0, _FLOAT32, self._like)
         self._since = self._failed
-        self._taken = self._number(steps, np.int32)
+        self._taken_steps = self._number(steps, np.int32)
         self._readies: dict[float, Callable[..., Any]] = {}
         self._plus = self.compiler.compiled(_add_trees)
 
@@ -319,7 +319,7 @@ class SplitStepper(FunctionStepper):
             # Filled on the device: copying a number there would wait for all steps in flight.
             step = self._xp.full((), self.started, _FLOAT32, self._like)
         else:
-            step = ops.add(self._taken, 1)
+            step = ops.add(self._taken_steps, 1)
         with consuming(stays):
             trained, state = self.config.optimizer.update(
                 self._trained, gradients, self._optimizer_state, step, rate
@@ -331,7 +331,7 @@ class SplitStepper(FunctionStepper):
         else:
             self._optimizer_state = _unless(stays, state, self._optimizer_state)
             goes = ops.less(stays, 1.0)
-            self._taken = ops.where(goes, ops.add(self._taken, 1), self._taken)
+            self._taken_steps = ops.where(goes, ops.add(self._taken_steps, 1), self._taken_steps)
             last = ops.multiply(stays, _at_minimum(self._scale))
             self._failed = ops.maximum(self._failed, last)
             self._scale = self._scaling.after(self._scale, goes)
@@ -344,7 +344,7 @@ class SplitStepper(FunctionStepper):
         return nonfinite(self._total_of(self._trained))
 
     def _steps_taken(self) -> int:
-        return self.started if self._scale is None else self._count(self._taken)
+        return self.started if self._scale is None else self._count(self._taken_steps)
 
     def _made_ready(self, share: float) -> tuple[Tree, Array]:
         if share == 1.0 and self.config.clip is None and self._scale is None:

@@ -100,7 +100,7 @@ class Trained(Record):
     report: TrainingReport | None = None
 
     def __str__(self) -> str:
-        parts = [each for each in (self.model, self.report, self.history) if each is not None]
+        parts = [part for part in (self.model, self.report, self.history) if part is not None]
         ended = "" if self.stopped is None else f"\nstopped: {self.stopped}"
         return "\n\n".join(map(str, parts)) + ended
 

@@ -429,7 +429,7 @@ class Training:
         self.waiting = (self.waiting + 1) % accumulate
         step = stepper.started + (accumulate > 1)  # with accumulation, the step is yet to come
         self._unread.append((failures.TrainedBatch(batch, stepper.batches, step), value))
-        self._kept_bytes += sum([getattr(each, "nbytes", 0) for each in leaves(batch)])
+        self._kept_bytes += sum([getattr(x, "nbytes", 0) for x in leaves(batch)])
         if accumulate > 1 and not self.waiting:
             stepper.move(self.rate)
         return value

@@ -73,7 +73,7 @@ def _as_data(report: Report) -> dict[str, object]:
                 "label": row.label,
                 "version": registry.version_of(row.name),
                 "backends": list(row.backends),
-                "lacks": {name: each.reason.to_dict() for name, each in row.lacks.items()},
+                "lacks": {name: absent.reason.to_dict() for name, absent in row.lacks.items()},
             }
             for row in registry.rows().values()
         ],

@@ -157,7 +157,7 @@ def _only(arguments: argparse.Namespace, option: str) -> str | None:
 
 
 def _counts(text: str) -> list[int]:
-    return [count(each.strip()) for each in text.split(",")]
+    return [count(part.strip()) for part in text.split(",")]
 
 
 def _save(results: Results, output: Output | None) -> bool:
@@ -167,7 +167,7 @@ def _save(results: Results, output: Output | None) -> bool:
     elif output:
         measured = {row.device for row in results.measured}
         effect = "it has an effect once two engines of a device are measured: --engine numpy,torch"
-        if measured_engines([each for each in discover().devices if str(each) in measured]):
+        if measured_engines([device for device in discover().devices if str(device) in measured]):
             effect = "anydevice config --why shows the effect"
         output.say("", f"Saved in {measurements_file()}; {effect}")
     return problem is None

@@ -363,7 +363,7 @@ class _Stopping(_Interrupts):
             raise KeyboardInterrupt
 
     def later(self) -> None:
-        """Count in `asked` from here on, instead of raising."""
+        """Count in `asked` from now on, instead of raising."""
         self._raises = False
 
     def _handle(self, number: int, _: object) -> None:

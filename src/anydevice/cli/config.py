@@ -142,9 +142,9 @@ def _show_places(output: Output) -> None:
         output.say(f"  {variable:<18}{printable(os.environ.get(variable, 'not set'))}")
     for variable in _unknown():
         near = get_close_matches(variable, _VARIABLES, 1)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        said = output.paint(f"is not a setting{meant}", "bad")
-        output.say(f"  {printable(variable):<17} {said}")
+        hint = f"; did you mean {near[0]}?" if near else ""
+        note = output.paint(f"is not a setting{hint}", "bad")
+        output.say(f"  {printable(variable):<17} {note}")
     for name, path in (
         ("project file", project_file()),
         ("user file", user_file()),
@@ -159,13 +159,13 @@ def _show_places(output: Output) -> None:
 def _show_steps(choice: Choice, output: Output) -> None:
     output.say("", output.paint("Steps of the choice", "strong"))
     sources = max((len(step.source) for step in choice.steps), default=0) + 3
-    asked = max((len(step.asked) for step in choice.steps), default=0) + 3
+    wishes = max((len(step.asked) for step in choice.steps), default=0) + 3
     for step in choice.steps:
         # An ignored step may well be usable: there was no wish for it.
         mark, style = (ABSENT, "dim") if step.ignored else (UNUSABLE, "bad")
         if step.taken:
             mark, style = USABLE, "good"
-        lines = [f"{step.source:<{sources}}{step.asked:<{asked}}{step.outcome}"]
+        lines = [f"{step.source:<{sources}}{step.asked:<{wishes}}{step.outcome}"]
         if output.width is not None and len(lines[0]) + 2 > output.width:
             outcome = wrapped(step.outcome, output.width, "    ")
             lines = [f"{step.source}   {step.asked}", *outcome]

@@ -63,9 +63,9 @@ def _show(examined: Examination, limit: float, output: Output) -> Conclusion:
         verdicts.append(verdict)
         output.say(_line(verdict, column, libraries, output))
         output.stream.flush()
-    for each in examined.unusable:
-        place = output.paint(each.place.ljust(column), "strong")
-        output.say(f"{output.paint(UNUSABLE, 'bad')} {place}stopped at: {each.stage}")
+    for item in examined.unusable:
+        place = output.paint(item.place.ljust(column), "strong")
+        output.say(f"{output.paint(UNUSABLE, 'bad')} {place}stopped at: {item.stage}")
     for finding in examined.report:
         if not finding.present:
             why = finding.reason or "not in this machine"
@@ -74,7 +74,7 @@ def _show(examined: Examination, limit: float, output: Output) -> Conclusion:
     _show_explanations("What is wrong, and what to do", conclusion.explanations, output)
     _show_explanations("Worth knowing", conclusion.worth_knowing, output)
     right = sum(verdict.right for verdict in conclusion.verdicts)
-    stopped = ", ".join(each.place for each in conclusion.unusable)
+    stopped = ", ".join(item.place for item in conclusion.unusable)
     but = f"; not usable: {stopped}" if stopped else ""
     output.say("", f"{right} of {len(verdicts)} computations were right{but}.")
     return conclusion

@@ -30,6 +30,7 @@ COMMANDS = {
     "doctor": "compute on every usable device, explain what is wrong and what to do",
     "verify": "compute every op here in every way, and compare with one reference",
     "chat": "talk to a language model, or give it one prompt",
+    "quantize": "write a language model as a GGUF file with quantized weights",
     "launch": "run a training script in several processes",
     "bench": "measure this machine's ceilings, and how near to them every op comes",
     "prove": "prove a property of a model for every input, or find one that refutes it",
@@ -153,7 +154,7 @@ def _check_names(
             parser.error(f"{option if option in options else name.upper()} is empty: give a name")
 
 
-def _parser(command: ModuleType, name: str | None) -> argparse.ArgumentParser:
+def _parser(command: ModuleType, chosen: str | None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="anydevice",
         description=_DESCRIPTION,
@@ -163,16 +164,16 @@ def _parser(command: ModuleType, name: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"anydevice {anydevice.__version__}")
     parser.add_argument("--json", action="store_true", help="print JSON")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
-    for each, summary in COMMANDS.items():
+    for name, summary in COMMANDS.items():
         sub = commands.add_parser(
-            each,
+            name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
             formatter_class=_Help,
         )
-        if each == name:
+        if name == chosen:
             sub.epilog = f"example:\n  {command.EXAMPLE}"
-            if name not in _WITHOUT_JSON:
+            if chosen not in _WITHOUT_JSON:
                 # Suppressed: otherwise its default would undo a --json before the command's name.
                 sub.add_argument(
                     "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON"

@@ -15,6 +15,7 @@ from anydevice._core.locks import started
 from anydevice._plan.cards import cluster_of
 from anydevice._plan.config import is_gguf_path, locate
 from anydevice._plan.plan import Plan, look_ahead, plan_inference, plan_loading
+from anydevice._plan.quantization import WEIGHTS
 from anydevice.cli.options import add_filters, add_options, add_removed_page, add_switches, count
 from anydevice.cli.printing import Output
 from anydevice.errors import ConfigurationError
@@ -36,6 +37,7 @@ _DTYPE = (
     "of the weights, such as bfloat16, fp8 or int4 "
     "(the model's own; of a GGUF file on a CPU float32, as chat has it)"
 )
+_WEIGHTS = f"how quantized weights are kept, or others quantized: {', '.join(WEIGHTS)} (stored)"
 _CARDS = "cards that need not be here, such as 2xH100, 16xH100-80GB or 4x8xA100-40GB"
 
 
@@ -47,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--context", "TOKENS", count, _CONTEXT),
         ("--batch", "COUNT", count, batch),
         ("--dtype", "DTYPE", str, _DTYPE),
+        ("--weights", "NAME", str, _WEIGHTS),
         ("--kv-dtype", "DTYPE", str, "of the key/value cache (that of the weights)"),
         ("--on", "CARDS", str, _CARDS),
     )
@@ -65,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _ONLY_TRAINING = ("tokens", "strategy", "recompute", "micro_batch", "optimizer")
-_NOT_TRAINING = ("dtype", "kv_dtype", "device")
+_NOT_TRAINING = ("dtype", "weights", "kv_dtype", "device")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -123,6 +126,7 @@ def _inference(arguments: argparse.Namespace) -> tuple[Plan, Any]:
             batch=arguments.batch or 1,
             dtype=arguments.dtype,
             kv_dtype=arguments.kv_dtype,
+            weights=arguments.weights or "stored",
         )
     return plan, plan_lines
 

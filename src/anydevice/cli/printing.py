@@ -81,14 +81,14 @@ class Output(Record):
 
     def json(self, value: object) -> None:
         """Print a value as JSON, in ASCII alone, so that it is valid on every stream."""
-        import json  # the text views go without it
+        import json  # text output does not need it
 
         self.stream.write(json.dumps(value, indent=2) + "\n")
 
     def complain(self, problem: Exception | None) -> None:
         """Print an error, if there is one, below what was printed before."""
         if problem is not None:
-            self.stream.flush()  # so that it stands below where both go to one place
+            self.stream.flush()  # so that it comes after the output if both go to one place
             complain(problem)
 
     def paint(self, words: str, style: str) -> str:
@@ -100,13 +100,13 @@ class Output(Record):
 
 def _harmless(text: str) -> str:
     """Return text for a terminal: joiners of scripts stay, control characters are escaped."""
-    from unicodedata import category  # the other commands go without it
+    from unicodedata import category  # other commands do not need it
 
     return "".join(
-        each
-        if each.isprintable() or each in "\n\t" or (category(each) == "Cf" and each not in _TURNING)
-        else printable(each)
-        for each in text
+        char
+        if char.isprintable() or char in "\n\t" or (category(char) == "Cf" and char not in _TURNING)
+        else printable(char)
+        for char in text
     )
 
 
@@ -147,11 +147,11 @@ def output_on(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Ou
         terminal = stream.isatty()
     except ValueError:  # it is closed
         terminal = False
-    asked = environment.get("COLUMNS", "")
+    columns = environment.get("COLUMNS", "")
     colour = _wants_colour(terminal, environment, sys.platform)
     if not terminal:
         return Output(stream, colour)
-    return Output(stream, colour, (asked.isdigit() and int(asked)) or columns_of(stream))
+    return Output(stream, colour, (columns.isdigit() and int(columns)) or columns_of(stream))
 
 
 def error_in_json(problem: Exception | None) -> dict[str, object]:
@@ -200,10 +200,10 @@ def check_file(path: str | None, *inputs: str | Path | None) -> None:
     target = expanded(path)
     check_folder(target)
     check_writable(target)
-    read = [expanded(each) for each in inputs if each is not None]
-    there = [each for each in read if os.path.exists(each)]  # which never raises
+    read = [expanded(path) for path in inputs if path is not None]
+    there = [path for path in read if os.path.exists(path)]  # which never raises
     places = (target, *target.absolute().parents)
-    if target.exists() and any(os.path.samefile(each, at) for each in there for at in places):
+    if target.exists() and any(os.path.samefile(path, at) for path in there for at in places):
         raise TransferError(f"{path} cannot be written: it is what this command reads")
 
 

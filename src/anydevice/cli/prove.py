@@ -133,14 +133,14 @@ def _write_files(
     def certificate() -> None:
         proved = outcome["result"] == "proved"
         saved = result.save(arguments.certificate) if proved else ()
-        outcome["certificate"] = [str(each) for each in saved]
+        outcome["certificate"] = [str(path) for path in saved]
 
     def results() -> None:
         _write_result(arguments.results, _for_vnncomp(outcome))
 
     wanted = {certificate: arguments.certificate, results: arguments.results}
     problems = [problem_of(write) for write, path in wanted.items() if path is not None]
-    return [each for each in problems if each is not None]
+    return [problem for problem in problems if problem is not None]
 
 
 def _problems_in_json(problems: Sequence[AnyDeviceError]) -> dict[str, object]:
@@ -158,7 +158,7 @@ def _words(outcome: dict[str, Any]) -> str:
         lines += counterexample_text(outcome)
         why = "a counterexample has none; x and y show it"
     if "certificate" in outcome:
-        lines += [f"certificate  {each}" for each in outcome["certificate"] or [f"none: {why}"]]
+        lines += [f"certificate  {path}" for path in outcome["certificate"] or [f"none: {why}"]]
     return "\n  ".join(lines)
 
 
@@ -202,7 +202,7 @@ def _check(arguments: argparse.Namespace, output: Output) -> int:
     about |= {"executors": executors_of(certificate.assumptions), "logits": model.softmax}
     about["assumptions"] = dict(certificate.assumptions)
     if arguments.json:
-        output.json(about | _problems_in_json([each for each in (refused, problem) if each]))
+        output.json(about | _problems_in_json([item for item in (refused, problem) if item]))
     else:
         if not refused:
             proved = f"{output.paint('proved', 'good')} again" if is_compared else NOT_COMPARED

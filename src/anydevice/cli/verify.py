@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_switches(
         how,
         quick="one case of each op, one dtype of each kind, no gradients; a minute an engine",
-        save="let kernels that are right be used from now on",
+        save="use the kernels that are right from now on",
     )
 
 
@@ -73,14 +73,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             progress=bar.tell,
             on_op=None if arguments.json else rows.add,
         )
-    kept = save(verdicts) if arguments.save else None
+    saved = save(verdicts) if arguments.save else None
     if arguments.json:
-        output.json(verdicts.to_dict() | ({"kernels": kept.to_dict()} if kept else {}))
+        output.json(verdicts.to_dict() | ({"kernels": saved.to_dict()} if saved else {}))
     else:
         show(verdicts, output, {name: getattr(arguments, name) for name in _FILTERS})
-        if kept:
-            _show_kept(kept, output)
-    if kept and kept.problem:
+        if saved:
+            _show_kept(saved, output)
+    if saved and saved.problem:
         return NOT_DONE
     if verdicts.out_of_time:
         return NOT_DECIDED
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 class Rows:
-    """Prints a line for each op as soon as it is decided, and calls `before` before that."""
+    """Prints a line for each op as soon as it is decided; calls `before` first."""
 
     def __init__(
         self, output: Output, ops: Iterable[str], before: Callable[[], None] = lambda: None
@@ -111,10 +111,10 @@ class Rows:
     def _parts(self, cells: Sequence[Cell]) -> Iterator[str]:
         for of, part in _PARTS.items():
             for state, (mark, style) in _MARKS.items():
-                its = [cell.dtype for cell in cells if (cell.of, cell.state) == (of, state)]
-                if its:
-                    dtypes = " ".join(_SHORT.get(dtype, dtype) for dtype in its)
-                    yield f"{part}{self._output.paint(mark, style)} {dtypes}"
+                dtypes = [cell.dtype for cell in cells if (cell.of, cell.state) == (of, state)]
+                if dtypes:
+                    names = " ".join(_SHORT.get(dtype, dtype) for dtype in dtypes)
+                    yield f"{part}{self._output.paint(mark, style)} {names}"
                     part = ""
 
 
@@ -155,7 +155,7 @@ def show(
 def _show_reasons(
     title: str, cells: Sequence[Cell], output: Output, named: int = _MAX_NAMED
 ) -> None:
-    """Print a line for each reason of each engine, with the ops it is about."""
+    """Print a line for each reason of each engine, with its ops."""
     about: dict[tuple[str, str, Of, str], list[Cell]] = {}
     for cell in cells:
         about.setdefault((cell.engine, cell.device, cell.of, cell.reason or ""), []).append(cell)
@@ -170,12 +170,12 @@ def _show_reasons(
     output.say("")
 
 
-def _show_kept(kept: Kept, output: Output) -> None:
-    for title, entries in (("Used from now on", kept.trusted), ("Not used", kept.refused)):
+def _show_kept(saved: Kept, output: Output) -> None:
+    for title, entries in (("Used from now on", saved.trusted), ("Not used", saved.refused)):
         for kernel, dtype, device in entries:
             output.say(f"{title}: our {kernel} in {dtype} on {device}")
-    if kept.problem:
+    if saved.problem:
         output.stream.flush()
-        complain(kept.problem)
-    elif not kept.trusted and not kept.refused:
-        output.say("There are no kernels of our own for these devices: nothing was to be saved.")
+        complain(saved.problem)
+    elif not saved.trusted and not saved.refused:
+        output.say("There are no kernels of our own for these devices: nothing to save.")

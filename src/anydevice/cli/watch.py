@@ -91,7 +91,7 @@ def _show(cards: Sequence[Card], output: Output, interval: float) -> None:
     quits = "q quits" if screen.keys is not None else "Ctrl-C quits"
     words = f"every {interval:g} s  {quits}"
     event: Event = "time"
-    # A terminal that is closed while it is drawn on is the same as being asked to leave.
+    # A terminal that closes while it is drawn on is a request to end.
     with suppress(OSError), TerminalEvents(screen.keys, screen=True) as events, screen:
         while event != "quit":
             if event == "time":
@@ -179,7 +179,7 @@ def _fitting(words: Sequence[Piece], width: int) -> list[Piece]:
     pieces: list[Piece] = []
     for text, style in words:
         gap = _GAP if pieces else ""
-        if pieces and sum(cell_len(each) for each, _ in pieces) + cell_len(gap + text) > width:
+        if pieces and sum(cell_len(piece) for piece, _ in pieces) + cell_len(gap + text) > width:
             break
         pieces += [(gap, None), (text, style)]
     return pieces

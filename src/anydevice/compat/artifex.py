@@ -121,7 +121,7 @@ class JAXDeviceManager:
 
         targets = list(_native(self.counted()) if target_devices is None else target_devices)
         if target_devices is not None and not targets:
-            here = ", ".join(str(found) for found in _devices() if found.kind != "cpu")
+            here = ", ".join(str(device) for device in _devices() if device.kind != "cpu")
             reasons = _why_no_gpu() or [f"although there is {here}"]
             warn(f"using the CPU: target_devices is empty: {'; '.join(reasons)}")
         targets = targets or self.cpu_devices

@@ -27,6 +27,7 @@ from anydevice import (
     nn,
     ops,
     parallel,
+    proofs,
     use_device,
 )
 from anydevice._bench.functions import DeviceTiming
@@ -71,8 +72,8 @@ _KINDS = {kind.of_backend: kind for kind in (CUDABackend, ROCmBackend, MetalBack
 
 def detect_gpu() -> Device | None:
     """Return the GPU to use, or `None`; no backend has to be registered first."""
-    found = why([backend for backend in _KINDS if backend != "cpu"]).device
-    return found and _with_name(found)
+    device = why([backend for backend in _KINDS if backend != "cpu"]).device
+    return device and _with_name(device)
 
 
 def set_backend(backend: Device | str | None) -> Device:
@@ -82,7 +83,7 @@ def set_backend(backend: Device | str | None) -> Device:
     Raises `DeviceNotFoundError`, and changes nothing, where the backend is not usable.
     """
     if backend is None:
-        usable = [str(found) for found in anydevice.devices() if found.kind != "cpu"]
+        usable = [str(device) for device in anydevice.devices() if device.kind != "cpu"]
         given = [f"no backend was given, although there is {', '.join(usable)}"] if usable else []
         reasons = accelerators_passed_over(anydevice.discover().findings) + given
         text = "; ".join(reasons) or "no accelerator is in this machine"
@@ -177,7 +178,7 @@ def warm_up(model: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     anydevice.warm_up(here, **options)
     model, arguments = anydevice.to_device((model, arguments), here)
     result = model(*arguments)
-    anydevice.to_numpy(result)  # waits, also for a library that computes only what is asked for
+    anydevice.to_numpy(result)  # waits, even if a library computes lazily
     return result
 
 
@@ -356,9 +357,7 @@ def ensure(
     ...     len(share().properties)
     1
     """
-    from anydevice._proofs.claims import claim
-
-    stated = claim(property, over)
+    stated = proofs.claim(property, over)
 
     def ensured(made: Any) -> Any:
         if isinstance(made, nn.Model):
@@ -406,17 +405,14 @@ def prove(
 
 
 def _prove_region(region: Any, model: Any, stated: Any, options: dict[str, Any]) -> Any:
-    from anydevice._proofs.prove import Counterexample, Undecided
-    from anydevice._proofs.prove import prove as search
-
     if stated is None:
         text = "prove(region, model, property) takes a property such as proofs.finite()"
         raise ConfigurationError(text, source="property")
-    result = search(model, stated, region, **options)
-    if isinstance(result, Counterexample):
+    result = proofs.prove(model, stated, region, **options)
+    if isinstance(result, proofs.Counterexample):
         text = f"{stated} does not hold for x = {result.x.tolist()!r:.200}"
         raise VerificationError(text, where="inputs")
-    if isinstance(result, Undecided):
+    if isinstance(result, proofs.Undecided):
         text = f"{stated} was neither proved nor refuted: {result.reason}"
         raise VerificationError(f"{text}, {result.proved_share:.0%} proved", where="inputs")
     return result

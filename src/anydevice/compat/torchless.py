@@ -151,7 +151,7 @@ def init_backend_with_memory_check(preference: BackendPreference, required_bytes
         return Backend(anydevice.device(preference.value, min_free=required_bytes))
     request = make_request(None, engine=None, min_free=required_bytes)
     # An OpenCL device that is the CPU itself would come before the CPU, and is slower.
-    only_the_cpu = {found.kind for found in anydevice.devices("opencl")} == {"cpu"}
+    only_the_cpu = {device.kind for device in anydevice.devices("opencl")} == {"cpu"}
     ours = (name for name in _ORDER if name != "opencl" or not only_the_cpu)
     request, findings = replace(request, order=(*request.order, *ours)), tuple(anydevice.discover())
     choice = choose(request, findings, free_memory)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anydevice._arrays.trees import containers
@@ -332,6 +332,7 @@ Trees = st.recursive(
 )
 
 
+@settings(deadline=None, derandomize=True)
 @given(Trees)
 def test_any_tree_comes_back_as_it_was(tree: Any) -> None:
     leaves, rebuild = flatten(tree, is_array)
@@ -340,6 +341,7 @@ def test_any_tree_comes_back_as_it_was(tree: Any) -> None:
     assert rebuild(tags) == mapped(tree, lambda array: by_identity[id(array)])
 
 
+@settings(deadline=None, derandomize=True)
 @given(Trees)
 def test_a_path_leads_to_its_leaf(tree: Any) -> None:
     for leaf in flatten(tree, is_array)[0]:

@@ -40,7 +40,7 @@ def together():
     mesh = parallel.initialize("cpu")
     assert mesh.engine == "mlx" and mesh.group.size == mesh.size, mesh
     result = trained(rank=mesh.rank, devices=mesh, epochs=1, save="half.safetensors")
-    how = f"{mesh.size} processes, replicate: what processes of MLX do"
+    how = f"{mesh.size} processes, replicate: the only strategy for processes of MLX"
     assert result.report.spread == how, result.report
     rest = trained(devices=mesh, resume="half.safetensors")
     added = trained(devices=mesh, epochs=1, accumulate=2)

@@ -117,5 +117,8 @@ def test_what_is_trusted_is_as_short_as_the_documentation_says() -> None:
 
 
 def test_the_readers_are_short() -> None:
-    """The formats of ONNX and VNN-LIB; what each operator of ONNX means stands beside them."""
-    assert lines_of_code(FOLDER / "readers.py") <= 220
+    """The formats of ONNX and VNN-LIB; what each operator of ONNX means stands beside them.
+
+    Ten lines pass over what parsers of protocol buffers pass over, and limit the time.
+    """
+    assert lines_of_code(FOLDER / "readers.py") <= 230

@@ -94,6 +94,9 @@ WRONG = {
     "(assert (<= Y_0 1)": "a list of forms in parentheses",
     "(assert (<= Y_0 1)))": "a list of forms in parentheses",
     "(assert (<= Y_0 one))": "'one' is neither a number nor a variable",
+    "(assert (<= Y_0 \u0663))": "neither a number",
+    "(assert (<= Y_\u0661 1))": "neither a number",
+    "(assert (<= Y_0\u00a01))": "assert",
     "(assert (<= Y_7 1))": "Y_7 was not declared",
     "(assert (<= Y_0 1e999999999))": "neither a number",
     "(assert (<= Y_0))": "assert <= Y_0",
@@ -137,8 +140,9 @@ def test_what_is_not_read_is_said(text: str) -> None:
 
 def test_a_comment_ends_with_its_line() -> None:
     assert queries("; a comment\r\n(assert (<= Y_0 0))")
-    with pytest.raises(FormatError, match="CR alone"):
-        queries("; a comment\r(assert (<= Y_0 0))\n(assert (<= Y_1 0))")
+    for end in ("\r", "\v", "\f", "\x1c", "\x85", "\u2028"):
+        with pytest.raises(FormatError, match="otherwise than with LF"):
+            queries(f"; a comment{end}(assert (<= Y_0 0))\n(assert (<= Y_1 0))")
 
 
 LONG = {

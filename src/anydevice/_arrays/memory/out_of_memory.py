@@ -246,16 +246,16 @@ def _imported_engines(error: BaseException) -> Iterator[Engine]:
     """Yield engines of imported libraries, the error's own first: their words may be the same."""
     made_in = type(error).__module__
     rows = [row for row in registry.rows().values() if row.module in sys.modules]
-    for row in sorted(rows, key=lambda row: not made_in.startswith(_packages(row))):
+
+    def is_other(row: registry.EngineRow) -> bool:
+        own = row.module.partition(".")[0], f"anydevice._engines.{row.name}"
+        return not made_in.startswith(own)
+
+    for row in sorted(rows, key=is_other):
         try:
             yield registry.load(row.name)
         except Exception:  # half imported, or damaged: the error cannot be of this library
             continue
-
-
-def _packages(row: registry.EngineRow) -> tuple[str, str]:
-    """Return the packages that define an engine's errors: the library's, and ours."""
-    return row.module.partition(".")[0], f"anydevice._engines.{row.name}"
 
 
 def _first_place(arguments: tuple[Any, ...]) -> Device | None:

@@ -258,7 +258,7 @@ class Random:
 
     def _floats(self, shape: Shape, kind: np.dtype[Any], transform: Transform) -> Any:
         return self._draw(
-            shape, kind, words_each(kind), lambda words, _, scratch: transform(words, scratch)
+            shape, kind, per_number(kind), lambda words, _, scratch: transform(words, scratch)
         )
 
     def _draw(self, shape: Shape, kind: np.dtype[Any], words: int, make: Make) -> Any:
@@ -289,14 +289,14 @@ class Random:
         depend on how many numbers were drawn with it.
         """
         numbers, again = to_integers(words, span, bits)
-        each = bits // 32
+        per_number = bits // 32
         turn = 0
         while len(again):
             turn += 1
             first, end = int(again[0]), int(again[-1]) + 1
             further = self._stream.derived("again", turn)
-            fresh = further.words(start + first * each, (end - first) * each)
-            chosen = fresh.reshape(-1, each)[again - first].reshape(-1)
+            fresh = further.words(start + first * per_number, (end - first) * per_number)
+            chosen = fresh.reshape(-1, per_number)[again - first].reshape(-1)
             numbers[again], rejected = to_integers(chosen, span, bits)
             again = again[rejected]
         return numbers
@@ -416,7 +416,7 @@ def _dtype(dtype: Any, known: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
     return known[name]
 
 
-def words_each(dtype: np.dtype[Any]) -> int:
+def per_number(dtype: np.dtype[Any]) -> int:
     """Return the words in one number of this dtype: two for 64 bits, else one."""
     return 2 if dtype.itemsize == 8 else 1
 
@@ -475,7 +475,7 @@ def to_normal(mean: float, std: float, dtype: np.dtype[Any]) -> Transform:
             f"normal(mean={mean!r}, std={std!r}): std must be 0 or more, and the numbers must "
             f"be in the range of {dtype}, ±{reach:.6g}"
         )
-    double = words_each(dtype) == 2
+    double = per_number(dtype) == 2
 
     def transform(words: Words, scratch: Scratch) -> Numbers:
         # 52 bits and a half: with 53, the last would round to 1, whose quantile is infinite.
@@ -508,7 +508,7 @@ def to_integers(words: Words, span: int, bits: int) -> tuple[NDArray[np.uint64],
 
 def _unit(words: Words, dtype: np.dtype[Any], scratch: Scratch) -> Doubles:
     """Return numbers from 0 up to, but never, 1: 53 bits for float64, 24 bits for all others."""
-    if words_each(dtype) == 2:
+    if per_number(dtype) == 2:
         whole: NDArray[Any] = joined(words) >> np.uint64(11)
         size = 2.0**-53
     else:

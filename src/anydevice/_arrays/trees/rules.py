@@ -37,7 +37,7 @@ class Rule:
         return item_step(key)
 
     def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
-        """Make a container like this one, with these parts in place of its own."""
+        """Make a container like this one with other parts."""
         raise NotImplementedError
 
     def refill(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
@@ -124,7 +124,7 @@ def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
 
 
 def attributes_of(holder: object, slots: Mapping[str, MemberDescriptorType]) -> dict[str, Any]:
-    """Return all attributes of the object itself, in slots or not; unset slots are left out."""
+    """Return all attributes of the object itself, in slots or not, except unset slots."""
     attributes: dict[str, Any] = {}
     for name, member in slots.items():
         try:

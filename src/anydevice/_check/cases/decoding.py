@@ -1,7 +1,7 @@
 """Cases of the parts of decoders: rotary positions, attention, its cache, experts, fused layers.
 
-Fused layers, logits and draws are no ops, but an engine may have a kernel for them. It is used only
-where it was right (`_engines/trust.py`), like the kernels of ops. An engine without the kernel, or
+Fused layers, logits and draws are no ops, but an engine may have kernels for them. These are used
+only after a check (`_engines/trust.py`), like the kernels of ops. An engine without the kernel, or
 whose kernel does not take a case, is unsupported.
 """
 
@@ -185,7 +185,7 @@ def _attend(
     sinks: float | None = None,
     **options: Any,
 ) -> Make:
-    """Draw a call of attention; `sinks` is their mean, `value_size` the default `size`."""
+    """Draw a call of attention; `sinks` is their mean, and `value_size` is `size` by default."""
 
     def make(draw: Draw) -> Call:
         q = draw.normal(batch, heads, queries, size, spread=spread)
@@ -219,8 +219,8 @@ def _hide_keys(make: Make, holding: float = nan) -> Make:
         made = make(draw)
         q, k, v = made.arguments
         chosen = {name: made.options[name] for name in ("mask", "lengths") if name in made.options}
-        seen = reference.seen_keys(q, k, **chosen).any(2)
-        grouped = seen.reshape(k.shape[0], k.shape[1], -1, k.shape[2]).any(2)
+        visible = reference.seen_keys(q, k, **chosen).any(2)
+        grouped = visible.reshape(k.shape[0], k.shape[1], -1, k.shape[2]).any(2)
         k[~grouped], v[~grouped] = holding, holding
         return call(q, k, v, **made.options)
 
@@ -608,7 +608,7 @@ ATTENTION: tuple[Row, ...] = (_ROPE, _ATTENTION, _CACHE_WRITE, _EXPERTS)
 
 
 def _own(name: str) -> Callable[..., Any]:
-    """Return the engine's own version; it raises `UnsupportedError` if there is none."""
+    """Return a function that calls the engine's kernel, or raises `UnsupportedError`."""
 
     def run(*arguments: Any) -> Any:
         result = own_version(arguments[0], name, lambda *arguments: NotImplemented)(*arguments)
@@ -667,7 +667,7 @@ def _rotate_part(x: Array, positions: Array, config: LayerConfig) -> Array:
 
 
 def _of_rows(want: Array, coarse: float) -> Array:
-    """Allow a few roundings to 16 bits of a usual element of the row."""
+    """Return the error of a few roundings to 16 bits of a typical element of the row."""
     return ROUNDINGS * max(coarse, 64.0) * np.sqrt(np.square(want).mean(-1, keepdims=True))
 
 
@@ -742,7 +742,7 @@ DECODER_LAYER = Row(
 def _prompt_reference(
     x: Array, positions: Array, keys: Array, values: Array, *others: Any
 ) -> tuple[Array, Array, Array]:
-    """Compute token by token, from an empty cache; the last argument may pick one of each row."""
+    """Compute token by token, from an empty cache; the last argument may pick one token."""
     only = others[11] if len(others) > 11 else None
     outputs = []
     for at in range(x.shape[1]):
@@ -835,9 +835,9 @@ def _draw_reference(
         order = np.argsort(-x, axis=1, kind="stable")
         weights = np.take_along_axis(np.exp(x), order, 1)
         above = np.cumsum(weights, 1) - weights
-        kept = above < numbers[1] * weights.sum(1, keepdims=True)
-        faint = np.empty_like(kept)
-        np.put_along_axis(faint, order, ~kept, 1)
+        nucleus = above < numbers[1] * weights.sum(1, keepdims=True)
+        faint = np.empty_like(nucleus)
+        np.put_along_axis(faint, order, ~nucleus, 1)
         score = np.where(faint, -np.inf, score)
     if min_p:
         score = np.where(x < numbers[2], -np.inf, score)

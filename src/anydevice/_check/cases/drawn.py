@@ -138,7 +138,7 @@ KINDS = {
 }
 POWERS = [2**power + step for power in range(3, 13) for step in (-1, 0, 1)]
 LENGTHS = (*POWERS, 1, 2, 3, 5, 6, 10, 13, 20, 48, 77, 100, 200, 384, 500, 1000, 1536, 3001, 0, 0)
-"""Sizes of one axis; 0 stands for any up to 65,536."""
+"""Sizes of one axis; 0 is any up to 65,536."""
 SHORT = (1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 64, 65)
 """Sizes of the other axes."""
 SIZES: Mapping[str, Sequence[int]] = {
@@ -295,7 +295,7 @@ class Space(Draw):
         return tuple(sizes)
 
     def thin(self, shape: Shape) -> Shape:
-        """Return a shape that broadcasts to this one: some sizes are 1, some axes left out."""
+        """Return a shape that broadcasts to this one: some sizes are 1, some axes missing."""
         half = len(shape) // 2
         some = tuple(1 if self.chance(of=0.4) else size for size in shape)
         left, right = (*shape[:half], *[1] * (len(shape) - half)), (*[1] * half, *shape[half:])
@@ -351,8 +351,8 @@ def _attend(s: Space, made: Call) -> Call:
         options.pop("window", None)
     excluding = {name: options[name] for name in ("mask", "lengths") if name in options}
     if excluding and s.chance():
-        seen = reference.seen_keys(q, k, **excluding).any(2)
-        hidden = ~seen.reshape(*k.shape[:2], -1, k.shape[2]).any(2)
+        visible = reference.seen_keys(q, k, **excluding).any(2)
+        hidden = ~visible.reshape(*k.shape[:2], -1, k.shape[2]).any(2)
         k[hidden], v[hidden] = nan, nan
     elif options.keys() <= {"causal", "scale"} and k.shape[2] >= q.shape[2] and s.dtype.bits > 16:
         q[..., 0], k[:, :, 0, 0] = 1, copysign(inf, options.get("scale") or 1)
@@ -471,7 +471,7 @@ NUMBERS: Mapping[str, Callable[[Space, Shape], Any]] = {
     "short": lambda s, shape: s.integers(-46340, 46341, *shape),
     "nans": lambda s, shape: s.plant(shape, nan),
     "odd": lambda s, shape: s.plant(shape, nan, inf, -inf, 0.0, -0.0),
-    # A product that underflows before it meets infinity is NaN or not, as the order has it.
+    # A product that underflows and then meets infinity is NaN or not, by the order.
     "steady": lambda s, shape: s.plant(shape, nan, inf, -inf, 0.0, -0.0, among="signs"),
     "limits": lambda s, shape: s.plant(shape, LARGEST[s.dtype.name], nan, inf, -inf, 0.0, -0.0),
     "rising": lambda s, shape: np.sort(s.normal(*shape), None).reshape(shape),

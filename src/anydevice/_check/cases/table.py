@@ -566,7 +566,7 @@ def select(
 
 
 def one_or_more(names: _Name | Sequence[_Name] | None) -> list[_Name] | None:
-    """Return the names as a list; one alone stands for a list of one.
+    """Return the names as a list; a single name becomes a list of one.
 
     >>> one_or_more("softmax"), one_or_more(["add", "exp"]), one_or_more(None)
     (['softmax'], ['add', 'exp'], None)

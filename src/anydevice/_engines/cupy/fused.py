@@ -10,7 +10,9 @@ import cupy
 import numpy as np
 from cupy import ndarray
 
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._engines.cupy.primitives import ordered
+from anydevice._engines.quantized import dequantizer
 
 _FULL = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -64,6 +66,18 @@ def _full_only(function: Callable[..., ndarray], *arrays: ndarray) -> ndarray:
         return function(*arrays)
 
 
+_dequantized = dequantizer(
+    cupy.stack,
+    lambda x: x.astype(np.float32),
+    lambda table, codes: cupy.asarray(table, np.float32)[codes],
+)
+
+
+def _dequantize(weight: QuantizedWeight) -> ndarray:
+    with weight.codes.device:  # type: ignore[attr-defined]
+        return _dequantized(weight)
+
+
 FUSED: Mapping[str, Callable[..., Any]] = {
     "all": partial(_truths, cupy.all),
     "any": partial(_truths, cupy.any),
@@ -74,4 +88,5 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     "round": partial(_full_only, cupy.rint),
     "silu": partial(_full_only, _fused_silu),
     "swiglu": partial(_full_only, _fused_swiglu),
+    "dequantize": _dequantize,
 }

@@ -51,7 +51,7 @@ def _two(function: Callable[[ndarray, ndarray], ndarray]) -> Callable[..., Any]:
 
 
 def _extreme(on_host: Callable[..., Any], function: Callable[..., ndarray]) -> Callable[..., Any]:
-    """Return `max` or `min`; for no elements, NumPy says which shape is left, or what to refuse."""
+    """Return `max` or `min`; without elements, NumPy gives the shape, or raises."""
 
     def call(x: ndarray, axis: Axes, keepdims: bool = False) -> Any:
         if not x.size:
@@ -132,7 +132,7 @@ class CupyPrimitives(
 
     @_there
     def argmax(self, x: ndarray, axis: int) -> ndarray:
-        if not x.size:  # NumPy knows which shape is left, and what to refuse
+        if not x.size:  # NumPy gives the shape, or raises
             return cupy.asarray(np.argmax(np.empty(x.shape), axis)).astype(np.int32)
         largest = cupy.argmax(_wide(x), axis)
         if _is_floating(x):
@@ -228,7 +228,7 @@ def _type_of(a: ndarray, b: ndarray) -> Any:
 
 
 def _alike(a: ndarray, b: ndarray) -> tuple[ndarray, ndarray]:
-    """Return the operands; a Python number becomes one that does not change the other's dtype."""
+    """Return the operands; a Python number keeps the other operand's dtype."""
     if not isinstance(b, ndarray):
         return a, _number(b, a)
     if not isinstance(a, ndarray):

@@ -16,6 +16,8 @@ from jax import Array
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DType, as_dtype
 from anydevice._core.engine import Absent, Engine
+from anydevice._core.quantized import ARRAYS, QuantizedWeight
+from anydevice._core.record import as_dict
 from anydevice._engines.base import BaseEngine
 from anydevice._engines.host import NARROWER, known_dtype, lacking, narrowed, plain, private
 
@@ -37,6 +39,19 @@ _ROWS = 500
 """Rows that are separated by one compiled call: more make compiling slow, and little else fast."""
 _WORTH_COMPILING = 1500
 _tried: set[tuple[DType, Any]] = set()
+
+
+def _flatten(weight: QuantizedWeight) -> tuple[list[Any], tuple[Any, ...]]:
+    """Return the arrays of a weight, and the rest, which is constant in compiled code."""
+    fields = as_dict(weight)
+    return [fields.pop(name) for name in ARRAYS], tuple(fields.items())
+
+
+jax.tree_util.register_pytree_node(
+    QuantizedWeight,
+    _flatten,
+    lambda rest, arrays: QuantizedWeight(**dict(rest), **dict(zip(ARRAYS, arrays, strict=True))),
+)
 
 
 class JaxEngine(BaseEngine):
@@ -135,7 +150,7 @@ class JaxEngine(BaseEngine):
         jax.block_until_ready(arrays)
 
     def synchronize(self, device: Device) -> None:
-        # JAX has no such call: what is under way is what some array there still waits for.
+        # JAX has no such call: wait for all arrays there, as they may be under way.
         target = self.native(device)
         for array in jax.live_arrays(target.platform):
             if target in array.devices():

@@ -76,7 +76,7 @@ class JaxCompiler:
         for option, value in _KEEP_ALL.items():
             if option.upper() not in os.environ:
                 jax.config.update(option, value)
-        # What was compiled before made JAX settle that there is no folder.
+        # At its first compilation, JAX decided that there is no folder.
         compilation_cache.reset_cache()
         return folder
 

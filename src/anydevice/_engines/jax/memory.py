@@ -37,7 +37,7 @@ class JaxMemory(BaseMemory):
             reserved=max(in_use, counted.get("pool_bytes") or counted.get("bytes_reserved") or 0),
             peak=counted.get("peak_bytes_in_use"),
             limit=counted.get("bytes_limit") or None,
-            # Unless told otherwise, JAX takes all that it may hold of a GPU at its start.
+            # By default, JAX takes all its share of a GPU when it starts.
             preallocated=target.platform == "gpu" and _preallocates(),
         )
 
@@ -65,7 +65,7 @@ class JaxMemory(BaseMemory):
         if type(error) is MemoryError:
             return True
         message = str(error)
-        # XLA's word, which is also said of what has nothing to do with memory.
+        # A status of XLA, which other errors have, too.
         exhausted = "RESOURCE_EXHAUSTED" in message and "memory" in message.lower()
         if type(error) is RuntimeError:  # anybody's, except for how it begins
             return exhausted and message.startswith("RESOURCE_EXHAUSTED: ")
@@ -76,7 +76,7 @@ class JaxMemory(BaseMemory):
 
 @cache
 def _preallocates() -> bool:
-    """Whether JAX took its memory at the start, as the environment told it when first asked."""
+    """Whether JAX took its memory at the start, by the environment at the first call."""
     allocator = os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower()
     enabled = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "") not in ("false", "False", "0")
     return enabled and allocator != "platform"

@@ -40,19 +40,19 @@ _slice_axis = _one_program(jax.lax.slice_in_dim, [1, 2, 3, 4])
 
 @_one_program
 def _matmul(a: Array, b: Array) -> Array:
-    # XLA adds up the products of 16-bit numbers in float32 and rounds once by itself; asking
-    # for a float32 result would make the products of the gradient float32 ones, and slow.
+    # XLA sums products of 16-bit numbers in float32 and rounds once by itself; asking for a float32
+    # result would make the products of the gradient float32, and slow.
     if _wide(a):
         return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
     if min(a.ndim, b.ndim) < 2 or 1 in (a.shape[-2], b.shape[-1]):
-        # That of a vector it writes out on GPUs, and multiplies and adds in the result's dtype.
+        # For vectors on GPUs, XLA multiplies and adds in the result's dtype.
         return jnp.matmul(a, b, preferred_element_type=_FLOAT32).astype(a.dtype)
     return jnp.matmul(a, b)
 
 
 @_one_program
 def _sigmoid(x: Array) -> Array:
-    # XLA writes it out as several operations, each of which would round.
+    # XLA compiles it to several operations, each of which would round.
     return jax.nn.sigmoid(x if _wide(x) else x.astype(jnp.float32)).astype(x.dtype)
 
 
@@ -170,7 +170,7 @@ def _theirs(dtype: DType) -> Any:
 
 
 def _device(like: Array) -> Any:
-    """Return the one device of an array; what is traced or on several takes any array beside it."""
+    """Return the device of an array; `None` if it is traced or on several devices."""
     if isinstance(like, jax.core.Tracer):
         return None
     devices = like.devices()
@@ -178,7 +178,7 @@ def _device(like: Array) -> Any:
 
 
 def _pair(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return the operands; a Python number becomes one that does not change the other's dtype."""
+    """Return the operands; a Python number keeps the other operand's dtype."""
     if isinstance(b, _NUMBERS):
         return a, _number(b, a)
     if isinstance(a, _NUMBERS):

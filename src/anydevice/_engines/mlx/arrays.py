@@ -43,11 +43,11 @@ _guideline: int | None = None
 
 
 class LimitReachedError(MemoryError):
-    """An array would have gone beyond what MLX may hold; `asked` is its size in bytes."""
+    """An array would have exceeded MLX's limit of memory; `asked` is its size in bytes."""
 
-    def __init__(self, message: str, asked: int) -> None:
+    def __init__(self, message: str, size: int) -> None:
         super().__init__(message)
-        self.asked = asked
+        self.asked = size
 
 
 class MlxEngine(BaseEngine):

@@ -15,8 +15,9 @@ from typing import Any
 import mlx.core as mx
 
 from anydevice._engines.base import expert_blocks, visible_keys
-from anydevice._engines.mlx.decoder_layer import decoder_layer, linear
+from anydevice._engines.mlx.decoder_layer import decoder_layer, linear, quantized_linear
 from anydevice._engines.mlx.primitives import PRIMITIVES
+from anydevice._engines.quantized import dequantizer
 
 _HALF = (mx.float16, mx.bfloat16)
 _FLOAT32, _FLOAT64 = mx.float32, mx.float64
@@ -87,7 +88,7 @@ def _attention(
 
 
 def _zero_hidden_keys(k: mx.array, v: mx.array, visible: mx.array) -> tuple[mx.array, mx.array]:
-    """Zeros for the keys and values that no query attends to: a weight of 0 times NaN is NaN."""
+    """Zero the keys and values that no query attends to: a weight of 0 times NaN is NaN."""
     shape = (1,) * (4 - visible.ndim) + tuple(visible.shape)
     split = (1, 1) if shape[1] == 1 else (k.shape[1], shape[1] // k.shape[1])
     some = mx.any(visible.reshape(shape[0], *split, *shape[2:]), axis=(2, 3))[..., None]
@@ -231,6 +232,7 @@ FUSED: Mapping[str, Callable[..., Any]] = {
         if x.size
         else NotImplemented
     ),
+    "quantized_linear": quantized_linear,
     "rmsnorm": _norm(mx.fast.rms_norm),
     "round": mx.round,
     "softmax": lambda x, axis: (
@@ -238,4 +240,9 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     ),
     "sort": _sort,
     "stack": lambda arrays, axis: mx.stack(list(arrays), axis=axis),
+    "dequantize": dequantizer(
+        mx.stack,
+        lambda x: x.astype(_FLOAT32),
+        lambda table, codes: mx.array(table, dtype=_FLOAT32)[codes],
+    ),
 }

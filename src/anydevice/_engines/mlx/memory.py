@@ -16,7 +16,7 @@ _SAID = re.compile(
     r"|\[METAL\] Command buffer execution failed: Insufficient Memory"
     r"|cudaMalloc\w*(?:\(.*\))? failed: out of memory"
 )
-"""How MLX begins to say it: it has no errors of its own, and those of Python are anybody's."""
+"""The beginnings of MLX's messages: it raises general errors of Python."""
 
 
 class MlxMemory(BaseMemory):
@@ -37,7 +37,7 @@ class MlxMemory(BaseMemory):
         mx.reset_peak_memory()
 
     def set_limit(self, device: Device, limit: int | None) -> None:
-        """Limit what MLX holds: new arrays beyond it are refused, results of computations not."""
+        """Limit the memory of new arrays; results of computations are not limited."""
         ENGINE.native(device)
         set_memory_limit(limit)
 

@@ -176,7 +176,7 @@ class MlxPrimitives(BasePrimitives[mx.array], one=functions_of(mx), two=function
         # `under_way` knows of gradients by `AUTODIFF`; `mx.grad` refuses the write in place.
         if new.shape[2] == 1 and x.size and not getattr(under_way, "gradients", 0):
             return _written_in_place(x, new, positions, inside)
-        # MLX would write into foreign memory: what is out of range goes to a row of its own.
+        # Rows out of range go to an extra row: MLX would write outside of the array.
         keys = x.shape[2]
         room = mx.concatenate([x, mx.zeros_like(new[:, :, :1])], axis=2)
         rows = mx.where(inside, positions, keys)[:, None, :, None]
@@ -200,7 +200,7 @@ def _written_in_place(x: mx.array, new: mx.array, positions: mx.array, inside: A
     return mx.reshape(rows, x.shape).view(x.dtype)
 
 
-# Their gradients are given here: that of the tangent would be only as exact as in `float32`.
+# With gradients of their own: those of the tangent would be only as exact as float32.
 @mx.custom_function
 def _sin_in_full(x: mx.array) -> mx.array:
     half = mx.tan(x / 2)
@@ -226,7 +226,7 @@ def _of_nothing(
 
 
 def _number(value: float, beside: Any) -> float:
-    """Return the number as one that leaves the dtype of the array beside it as it is."""
+    """Return the number in a type that keeps the dtype of the array beside it."""
     if beside.dtype in _FLOATING or beside.dtype == mx.complex64:
         return value
     return bool(value) if beside.dtype == mx.bool_ else int(value)

@@ -73,10 +73,10 @@ class NumpyEngine(BaseEngine):
 
 
 class _Memory:
-    """An array's whole allocation, for NumPy to look at; it lives as long as the array."""
+    """An array's whole allocation, as NumPy reads it; keeps the array alive."""
 
     def __init__(self, start: int, size: int, x: Any) -> None:
-        self._kept = x
+        self._owner = x
         self.__array_interface__ = {
             "data": (start, not x.flags.writeable),
             "shape": (size,),
@@ -99,7 +99,7 @@ def _allocation(x: Any) -> tuple[int, int]:
         try:
             top = np.frombuffer(top.base, np.uint8)  # bytes, a memory map, shared memory
         except (BufferError, TypeError, ValueError):
-            pass  # another library's object: as much of its memory as the outermost array shows
+            pass  # another library's object: only the span of the outermost array is known
     if top.flags.c_contiguous or top.flags.owndata:
         return _pointer(top), top.nbytes
     low = high = _pointer(top)

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._engines.decoder_layer import decoder_layer, draw_token, final_logits
 from anydevice._engines.numpy.primitives import is_narrow, wide
+from anydevice._engines.quantized import dequantize, linear
 
 Array = np.ndarray[Any, Any]
 
@@ -173,6 +175,10 @@ def _by_rows(x: Array) -> tuple[Array, Array, int]:
     return rows, np.empty(rows.shape, x.dtype), max(1, _BLOCK // x.shape[-1])
 
 
+def _quantized_linear(x: Array, weight: QuantizedWeight, bias: Array | None) -> Any:
+    return linear(x, weight, bias) if x.dtype == np.float32 else NotImplemented
+
+
 FUSED: Mapping[str, Callable[..., Any]] = {
     "all": partial(_truths, np.logical_and),
     "any": partial(_truths, np.logical_or),
@@ -181,11 +187,13 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     "argsort": _argsort,
     "cumulative_sum": _cumulative_sum,
     "decoder_layer": decoder_layer,
+    "dequantize": dequantize,
     "draw_token": draw_token,
     "final_logits": final_logits,
     "flip": lambda x, axes: np.flip(x, axes) if axes else x,
     "isfinite": lambda x: np.asarray(np.isfinite(x)),
     "prod": _prod,
+    "quantized_linear": _quantized_linear,
     "rmsnorm": _rmsnorm,
     "round": lambda x: np.asarray(np.rint(x)) if x.dtype in _FULL else NotImplemented,
     "silu": lambda x: _swiglu(x, None),

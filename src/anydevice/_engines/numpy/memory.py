@@ -15,7 +15,7 @@ class NumpyMemory(BaseMemory):
     def ran_out(self, error: BaseException) -> bool:
         if type(error) is ValueError:  # for more than any machine could have
             return str(error).startswith("array is too big")
-        # A subclass of NumPy's own, which is private, or what Python itself raises.
+        # A private subclass of NumPy's, or Python's own class.
         ours = type(error).__module__.partition(".")[0] in ("numpy", "builtins")
         return isinstance(error, MemoryError) and ours
 

@@ -57,7 +57,7 @@ class OpenclEngine(BaseEngine):
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Array:
         queue = queue_of_device(self.native(device))
         made = cl_array.empty(queue, shape, dtype.numpy(), allocator=pool(queue.context))
-        queue.finish()  # work on what lay there before may still be under way
+        queue.finish()  # earlier work on this memory may not have ended
         return made
 
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Array:

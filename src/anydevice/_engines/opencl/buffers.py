@@ -63,11 +63,11 @@ def pools_of(native: cl.Device) -> list[Pool]:
 
 
 class LimitReachedError(cl.MemoryError):  # type: ignore[misc]  # PyOpenCL's is untyped
-    """An array would have gone beyond the limit of its device; `asked` is its size in bytes."""
+    """An array would have exceeded its device's limit of memory; `asked` is its size in bytes."""
 
-    def __init__(self, message: str, asked: int) -> None:
+    def __init__(self, message: str, size: int) -> None:
         super().__init__(message)
-        self.asked = asked
+        self.asked = size
 
 
 class Pool:
@@ -110,7 +110,7 @@ class Pool:
             self._peak = max(self._peak, self._pool.active_bytes)
             return data
 
-    __call__ = allocate  # what PyOpenCL takes for an allocator
+    __call__ = allocate  # the protocol of PyOpenCL's allocators
 
     def release(self) -> None:
         """Give the memory that no array uses back to the driver."""

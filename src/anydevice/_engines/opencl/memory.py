@@ -39,7 +39,7 @@ class OpenclMemory(BaseMemory):
             pool.reset_peak()
 
     def set_limit(self, device: Device, limit: int | None) -> None:
-        """Limit what our pools take of the device, in arrays and kept for later ones."""
+        """Limit the memory that our pools take of the device, kept blocks included."""
         native = ENGINE.native(device)
         if limit is None:
             limits.pop(native, None)

@@ -32,7 +32,7 @@ class TorchAutodiff:
             arrays = leaves(first)
             if not all(map(_has_gradient, arrays)):
                 raise _no_gradient(first)
-            # Inside of another gradient, this one is part of what that one passes through.
+            # The gradient of an outer function passes through this one, so its graph is kept.
             depth = getattr(_under_way, "depth", 0)
             _under_way.depth = depth + 1
             try:

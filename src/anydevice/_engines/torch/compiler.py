@@ -19,20 +19,20 @@ from anydevice._core.primitives import Compiler
 from anydevice._engines.base import CompileOptions, compiled_for_each
 
 with warnings.catch_warnings(), suppress(ImportError):
-    # PyTorch's compiler loads this file of its own, which warns of PyTorch's own old calls.
+    # PyTorch's compiler imports this file, which warns of deprecated calls of PyTorch's own.
     warnings.filterwarnings("ignore", ".*torch.jit.script_method", DeprecationWarning)
     import torch.utils.mkldnn
 
 _MOST_VERSIONS = 256
-"""Recompilations of one function: as many as PyTorch allows at all."""
+"""Limit of recompilations of a function: the most that PyTorch allows."""
 
 _KEEPING = "TORCHINDUCTOR_FX_GRAPH_CACHE"
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _MOST = "max-autotune-no-cudagraphs"
 """CUDA graphs would give out memory that the next call overwrites."""
 
-# Left to itself, PyTorch gives up at the ninth shape. Older releases cannot be told otherwise for
-# one function, and then take sizes that change for variables.
+# By default, PyTorch gives up at the ninth shape. Older releases have no limit for one function, so
+# there sizes that change become variables.
 _KNOWN = signature(torch.compile).parameters
 _OPTIONS: dict[str, Any] = (
     {"dynamic": False, "recompile_limit": _MOST_VERSIONS, "isolate_recompiles": True}
@@ -74,8 +74,8 @@ class TorchCompiler:
         if os.environ.get(_KEEPING) == "0":
             return None
         module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
-        kept = os.environ.get(_FOLDER)
-        if kept and module and kept == os.path.abspath(module.default_cache_dir()):
+        default = os.environ.get(_FOLDER)
+        if default and module and default == os.path.abspath(module.default_cache_dir()):
             del os.environ[_FOLDER]
         return os.environ.setdefault(_FOLDER, folder)
 
@@ -193,7 +193,7 @@ def _indices_of(node: torch.fx.Node) -> Iterator[tuple[Any, int, int]]:
 
 
 def _range_of(node: torch.fx.Node) -> tuple[float, float]:
-    """Return bounds of the node's elements, as far as they are easily seen."""
+    """Return bounds of the node's elements if they are easy to see."""
     if isinstance(node, int):
         return node, node
     if not _has_integers(node):  # those of floating-point numbers may come from NaN

@@ -22,8 +22,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from anydevice._core.engine import donation
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.rope_scaling import depends_on_length, freeze, frequencies, thaw
 from anydevice._engines.base import visible_keys
+from anydevice._engines.quantized import dequantizer, linear
 from anydevice._engines.torch.captured import captured_step
 from anydevice._engines.torch.decoder_layer import decoder_layer
 from anydevice._engines.torch.experts import experts
@@ -49,8 +51,10 @@ with 16,384, flash attention's 266 and 335. Cards that are not named keep PyTorc
 
 _orders: dict[Any, tuple[SDPBackend, ...]] = {}
 _WIDE = (torch.float32, torch.float64)
-_MEAN = 1  # as PyTorch numbers the ways to reduce; left out, it reduces nothing
-_mse_loss: Function = torch._C._nn.mse_loss  # what is left of PyTorch's for two of one shape
+_MEAN = 1  # PyTorch's number for this reduction; by default it reduces nothing
+_mse_loss: Function = (
+    torch._C._nn.mse_loss
+)  # the kernel below PyTorch's own, for two arrays of one shape
 _FOR_GPUS = torch.version.cuda is not None or torch.version.hip is not None
 # Products of 16-bit numbers that give float32; releases of PyTorch before 2.8 have none.
 _WIDE_PRODUCTS = torch.version.cuda is not None and "dtype" in torch.ops.aten.mm.overloads()
@@ -74,7 +78,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         wide = torch.mm(x.reshape(-1, width), weight.t(), out_dtype=torch.float32)
         result = (wide if bias is None else wide + bias).to(x.dtype)
         return result.reshape(*x.shape[:-1], count)
-    if is_row:  # for a vector, not a matrix of one row, it adds up 16 bits in 16 bits
+    if is_row:  # a vector, unlike a matrix of one row, would be summed in 16 bits
         return F.linear(x.reshape(1, width), weight, bias).reshape(*x.shape[:-1], count)
     return F.linear(x, weight, bias)
 
@@ -87,7 +91,7 @@ def _gelu(x: Tensor, approximate: bool) -> Tensor:
     return F.gelu(x)
 
 
-_ALL = 64.0  # from far less on, what is larger is its own gelu in every dtype
+_ALL = 64.0  # above it, gelu(x) is x in every dtype
 # With the instructions of AVX-512, oneDNN makes NaN of infinity, and infinity of large numbers.
 _GELU_OVERFLOWS = not torch.equal(
     F.gelu(torch.full((16,), torch.inf)), torch.full((16,), torch.inf)
@@ -108,7 +112,7 @@ def _compute_wide(function: Function) -> Function:
 def _softmax(function: Function, x: Tensor, axis: int) -> Tensor:
     if x.dtype in _WIDE or x.is_cuda:
         return function(x, axis)
-    # On the CPU, PyTorch would round numbers of 16 bits on the way.
+    # On the CPU, PyTorch would round intermediate results to 16 bits.
     return function(x, axis, dtype=torch.float32).to(x.dtype)
 
 
@@ -122,7 +126,7 @@ def _spread(
     function: Function, x: Tensor, axis: tuple[int, ...], keepdims: bool, correction: float
 ) -> Tensor:
     count = math.prod([x.shape[one] for one in axis])
-    # PyTorch warns of what is left without a divisor.
+    # PyTorch warns if the divisor is 0.
     if not x.dtype.is_floating_point or axis == () or count <= correction:
         return NotImplemented
     return function(x, axis, correction=correction, keepdim=keepdims)
@@ -212,17 +216,17 @@ def _as_wide(arrays: Arrays) -> list[Tensor]:
 
 
 def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-    # cuDNN keeps only 10 bits of float32, unless told otherwise for the whole process, and rounds
-    # numbers of 16 bits on the way.
+    # cuDNN keeps only 10 bits of float32 unless a setting of the whole process forbids it, and
+    # rounds intermediate results to 16 bits.
     if (x.is_cuda and x.dtype != torch.float64) or not (x.numel() and weight.numel()):
         return NotImplemented
-    if stride == (1, 1) and padding == (0, 0):  # PyTorch's own, which it need not read then
+    if stride == (1, 1) and padding == (0, 0):  # the defaults: parsing pairs takes longer
         return torch.conv2d(x, weight, bias)
     return torch.conv2d(x, weight, bias, stride, padding)
 
 
 def _conv_transpose2d(x: Tensor, weight: Tensor, *options: Any) -> Tensor:
-    short = x.dtype == torch.float16  # a CPU adds it up in 16 bits
+    short = x.dtype == torch.float16  # on a CPU, PyTorch sums it in 16 bits
     if short or (x.is_cuda and x.dtype != torch.float64) or not (x.numel() and weight.numel()):
         return NotImplemented  # as for `conv2d`
     return torch.conv_transpose2d(x, weight, *options)
@@ -231,7 +235,7 @@ def _conv_transpose2d(x: Tensor, weight: Tensor, *options: Any) -> Tensor:
 def _avg_pool2d(x: Tensor, size: Pair, stride: Pair | None) -> Tensor:
     if not x.dtype.is_floating_point:
         return NotImplemented
-    if stride == size and size[0] == size[1]:  # one number is read sooner than two pairs
+    if stride == size and size[0] == size[1]:  # parsing pairs takes longer
         return F.avg_pool2d(x, size[0])
     return F.avg_pool2d(x, size, stride)
 
@@ -246,7 +250,7 @@ def attention(
     if 0 in q_shape or 0 in k_shape or soft_cap is not None or sinks is not None:
         return NotImplemented
     if k_shape[3] != v.shape[3] and (not v.shape[3] or q.dtype not in _WIDE):
-        return NotImplemented  # in 16 bits, PyTorch would round on the way
+        return NotImplemented  # PyTorch would round intermediate results to 16 bits
     queries, keys = q_shape[2], k_shape[2]
     if lengths is not None and mask is None and is_eager_on_cpu(q, k, v, lengths):
         k, v, window, lengths = _valid(queries, k, v, window, lengths)
@@ -262,9 +266,9 @@ def attention(
             return causal_attention(q, k, v, scale)
     visible = _visible_keys(q, keys, causal, mask, window, lengths)
     some = visible.any(-1, keepdim=True)
-    # A query that sees nothing would give NaN; it sees all, and is left out after.
+    # A query without visible keys would give NaN: it sees all, and its result is replaced.
     shown = visible | ~some
-    # What no query attends to may be NaN. On a CPU that shows in the result, nearly always not.
+    # Hidden keys and values may be NaN, but rarely are: on a CPU, the result shows it.
     hopeful = is_eager_on_cpu(*(x for x in (q, k, v, mask, lengths) if x is not None))
     if not hopeful and (mask is not None or lengths is not None):
         k, v = _zero_hidden_keys(k, v, visible)
@@ -277,7 +281,7 @@ def attention(
 def _valid(
     queries: int, k: Tensor, v: Tensor, window: int | None, lengths: Tensor
 ) -> tuple[Tensor, Tensor, int | None, Tensor | None]:
-    """Cut keys and values to those that any query may see; drop limits that then hold anyway."""
+    """Cut keys and values to those that any query may see; drop limits that have no effect."""
     keys = k.shape[2]
     valid = [min(max(length, 0), keys) for length in lengths.tolist()]
     first, most = 0, max(valid)
@@ -289,7 +293,7 @@ def _valid(
 
 
 def _zero_hidden_keys(k: Tensor, v: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
-    """Zeros for the keys and values that no query attends to: a weight of 0 times NaN is NaN."""
+    """Zero the keys and values that no query attends to: a weight of 0 times NaN is NaN."""
     some = visible.any(2)
     if some.shape[1] > 1:
         some = some.reshape(some.shape[0], k.shape[1], -1, some.shape[2]).any(2)
@@ -322,7 +326,7 @@ def _rope(x: Tensor, positions: Tensor, *options: Any) -> Tensor:
 def _steps(size: int, theta: float, scaling: Any, device: torch.device) -> tuple[Tensor, float]:
     """Return the angle of each pair for one position, and the factor of cosine and sine."""
     frequency, factor = frequencies(size, theta, thaw(scaling))
-    with torch.inference_mode(False):  # what is made in that mode has no part in gradients
+    with torch.inference_mode(False):  # tensors of that mode cannot take part in gradients
         return torch.tensor(frequency, dtype=torch.float32, device=device), factor
 
 
@@ -433,7 +437,7 @@ def _laid_out_like(moved: list[Tensor], gradients: Arrays) -> list[Tensor]:
 
 
 def _alike(lists: Sequence[Arrays]) -> bool:
-    """Whether one kernel serves all of these now; a compiler makes its own of the definition."""
+    """Whether one kernel serves all lists; a compiler makes a kernel of the definition."""
     if torch.compiler.is_compiling():
         return False
     first = lists[0][0]
@@ -542,6 +546,26 @@ _whole_gradients.register_fake(
 _whole_sequence.register_autograd(_backward, setup_context=_keep_inputs)
 
 
+def _quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """Compute on the CPU by NumPy, in PyTorch's own memory: PyTorch takes twice as long."""
+    tensors: dict[str, Any] = dict(weight.arrays)
+    given = [x] if bias is None else [x, bias]
+    followed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    if x.dtype != torch.float32 or followed or not is_eager_on_cpu(*given, *tensors.values()):
+        return NotImplemented
+    for name, tensor in tensors.items():
+        tensors[name] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    values = [tensor.detach().numpy() for tensor in given]
+    product = linear(values[0], weight.with_arrays(tensors), *values[1:])
+    return torch.from_numpy(product)
+
+
+@lru_cache(maxsize=16)
+def _levels(table: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return a table as a tensor; once, because CUDA graphs take no copies from the host."""
+    return torch.tensor(table, dtype=torch.float32, device=device)
+
+
 _OWN: dict[str, Function] = {
     "linear": _linear,
     "relu": torch.relu,
@@ -596,13 +620,17 @@ _OWN: dict[str, Function] = {
     "total_size": total_size,
     "captured_step": captured_step,
     "decoder_layer": decoder_layer,
+    "dequantize": dequantizer(
+        torch.stack, Tensor.float, lambda table, codes: _levels(table, codes.device)[codes.int()]
+    ),
+    "quantized_linear": _quantized_linear,
 }
 
 
 def kernels_first(
     own: Mapping[str, Function], kernels: Mapping[str, Function]
 ) -> dict[str, Function]:
-    """Return the functions, each behind the kernel of its name, which is asked for arrays on CUDA.
+    """Return the functions, each after the kernel of its name, which is tried on CUDA.
 
     >>> both = kernels_first({"silu": lambda x: "own"}, {"silu": lambda x: "kernel"})
     >>> both["silu"](torch.ones(1))

@@ -37,8 +37,6 @@ class TorchMemory(BaseMemory):
 
     def use(self, device: Device) -> MemoryUse | None:
         """Return the bytes of a GPU's allocator, without starting it; `None` for the CPU."""
-        if device.backend == "cpu":
-            return None
         target = ENGINE.native(device)
         limit, module = _limits.get(device), MODULES.get(target.type)
         if module:
@@ -81,13 +79,13 @@ class TorchMemory(BaseMemory):
         else:
             _limits[device] = limit
         if target.type == "mps":
-            # Without a limit, PyTorch's own share of what Metal recommends; beyond 2 it refuses.
+            # Without a limit, PyTorch's default share of Metal's recommendation; above 2 it raises.
             share = float(os.environ.get("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "1.7"))
             if limit is not None:
                 share = min(2.0, limit / torch.mps.recommended_max_memory())
             torch.mps.set_per_process_memory_fraction(share)
         else:
-            # At once where the GPU has started; else when it does, with what is the limit then.
+            # Now if the GPU has started, else when it starts, with the limit of that moment.
             MODULES[target.type]._lazy_call(lambda: _limit_card(device, target))
         return None
 

@@ -138,8 +138,8 @@ class TorchPrimitives(
                 return x
         inside, target = self._clamp(positions, x.shape[2])
         if new.shape[2] > 1:
-            # A row that is left out may not touch another: it writes again what the first of its
-            # sequence that is in range writes, to the same place.
+            # A row out of range must not change another: it repeats the write of the first row of
+            # its sequence that is in range.
             some = inside.any(1, keepdim=True)
             order = torch.arange(new.shape[2], device=new.device)
             first = inside.to(torch.uint8).argmax(1, keepdim=True)
@@ -149,7 +149,7 @@ class TorchPrimitives(
             inside = some.expand(inside.shape)
         target = _over_rows(target, new)
         rows = torch.where(_over_rows(inside, new), new, torch.gather(x, 2, target))
-        # What autograd still needs must not change.
+        # Autograd may still need the old values.
         return (x.scatter_ if in_place else x.scatter)(2, target, rows)
 
 
@@ -161,7 +161,7 @@ def _theirs(dtype: DType) -> torch.dtype:
 
 
 def _pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the operands; a Python number becomes one that does not change the other's dtype."""
+    """Return the operands; a Python number keeps the other operand's dtype."""
     if not isinstance(b, Tensor):
         return a, _number(b, a)
     if not isinstance(a, Tensor):
@@ -176,7 +176,7 @@ def _number(value: Any, beside: Tensor) -> Any:
 
 
 def sortable(x: Tensor) -> Tensor:
-    """Return the array as one that PyTorch can put in order."""
+    """Return the array in a dtype that PyTorch can sort."""
     return x.to(torch.uint8) if x.dtype == torch.bool else x
 
 

@@ -2,8 +2,8 @@
 
 Autograd gets a handle for each tensor that it would save. When the backward pass asks for the first
 of them, the function runs again, and fills all handles (Chen et al., 2016, "Training deep nets with
-sublinear memory cost"). Tensors that share
-memory with an argument or result are kept, since they exist anyway.
+sublinear memory cost"). Tensors that share memory with an argument or result are kept, since they
+exist anyway.
 
 PyTorch's own function imports its compiler at the first call, which takes 150 MiB; it is used only
 where that compiler traces.

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 
 def state(loader: object) -> dict[str, Any]:
-    """Return the state of MLX's generator; a loader has none of its own."""
+    """Return the state of MLX's generator; loaders have no generator."""
     state: Any = mx.random.state
     return {"mlx": state[0].tolist()}
 

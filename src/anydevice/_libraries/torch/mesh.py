@@ -130,7 +130,7 @@ def join(launched: Launched, device: Device) -> Group:
 
 
 def _find_port(launched: Launched) -> Launched:
-    """Return the port of the first process: torchrun's own store has the one that it names."""
+    """Return the port of the first process, which it announces in torchrun's store."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return launched
     store = next(distributed.rendezvous("env://", launched.rank, launched.size))[0]

@@ -232,7 +232,7 @@ def wait_for_computed(place: torch.device) -> Callable[[], None]:
 
 
 class CopyStream:
-    """A stream of its own for copies to a card."""
+    """A stream for copies to a card."""
 
     def __init__(self, place: torch.device) -> None:
         self._stream = torch.cuda.Stream(place)

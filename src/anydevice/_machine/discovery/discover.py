@@ -47,7 +47,7 @@ _GRACE = 0.75
 _lock = ForkSafeLock()
 _looking = threading.local()
 _source: Source | None = None
-_kept: tuple[tuple[object, ...], Report] | None = None
+_cache: tuple[tuple[object, ...], Report] | None = None
 _on_refresh: list[Callable[[], None]] = []
 
 
@@ -119,22 +119,22 @@ def discover(refresh: bool = False) -> Report:
     this process. The report is cached; `refresh=True` looks again and repeats warnings. It never
     raises for what it finds: a driver that crashes or hangs is a finding.
     """
-    global _kept
+    global _cache
     if getattr(_looking, "now", False):
         raise AnyDeviceError("discover() was called from inside discovery, such as by a probe")
     for callback in _on_refresh if refresh else ():
         callback()
     with _lock.native:
-        if refresh or _kept is None or _kept[0] != _situation():
+        if refresh or _cache is None or _cache[0] != _situation():
             _looking.now = True
             try:
                 with suppress(ConfigurationError):  # choosing a device raises it
                     # Not memory, for which the machine must be known: choosing a device sets it.
                     apply_files(("env", "threads", "x64", "jit"))
-                _kept = (_situation(), _look())
+                _cache = (_situation(), _look())
             finally:
                 _looking.now = False
-        return _kept[1]
+        return _cache[1]
 
 
 class Devices(tuple[Device, ...]):
@@ -194,21 +194,21 @@ def free_memory(device: Device) -> int | None:
 
 
 def read_free_memory(backend: str, index: int, facts: Facts) -> Facts:
-    """Return the facts with the free memory of now, if the backend tells it."""
+    """Return the facts with the current free memory, if the backend has it."""
     free = FREE_MEMORY[backend]()(index, facts) if backend in FREE_MEMORY else None
     return facts if free is None else replace(facts, free_memory=free)
 
 
 def kept_report() -> Report | None:
     """Return the cached report of `discover()`; `None` if there is none yet."""
-    return _kept[1] if _kept else None
+    return _cache[1] if _cache else None
 
 
 def forget_report() -> None:
-    """Look at the machine again when the report is next asked for."""
-    global _kept
+    """Read the machine anew when the report is needed next."""
+    global _cache
     with _lock.native:
-        _kept = None
+        _cache = None
 
 
 def on_refresh(callback: Callable[[], None]) -> Callable[[], None]:
@@ -238,7 +238,7 @@ def _look() -> Report:
     with suppress(ConfigurationError):  # a broken file must not hide what the machine has
         limit = current()[0].time_limit
     scans = (_source or look_everywhere)(limit)
-    # The drivers are being asked; loading what comes next takes about as long.
+    # The drivers answer in child processes: meanwhile, load the next modules.
     from anydevice._core.choice import recommend
     from anydevice._machine.discovery.libraries import findings_of, read_ahead
 
@@ -295,7 +295,7 @@ def merge(own: Mapping[str, BackendScan], added: Mapping[str, BackendScan]) -> l
     scans = {scan.backend: scan for scan in own.values()}
     notes: list[str] = []
     for name, scan in added.items():
-        if scan.backend == name:  # it failed before it could say what it speaks of
+        if scan.backend == name:  # it failed before it named its backend
             notes.append(f"{name}: {scan.reason}")
         else:
             scans[scan.backend] = scan

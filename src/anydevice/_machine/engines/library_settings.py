@@ -34,7 +34,7 @@ class Variables:
         return bool(self._put)
 
     def __iter__(self) -> Iterator[tuple[str, str | None, str | None]]:
-        """Each variable with its value, and with the one that it would have without this."""
+        """Each variable with its value, and its value without these settings."""
         return ((name, value, self._before[name]) for name, value in self._put.items())
 
     def before(self, name: str) -> str | None:

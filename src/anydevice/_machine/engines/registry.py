@@ -180,7 +180,7 @@ def notes() -> tuple[str, ...]:
 
 
 def engine_names() -> tuple[str, ...]:
-    """Return the names that an engine may be asked for by."""
+    """Return the names by which an engine may be requested."""
     return tuple(rows())
 
 
@@ -316,7 +316,7 @@ def forget_owners() -> None:
 
 
 def place_of(device: Device) -> Device:
-    """Return the device, or the CPU device that stands in for a fake one in a child."""
+    """Return the device; in a child, the CPU device that stands in for a fake one."""
     status = device.status
     if status is None or not status.facts.details.get("fake"):
         return device

@@ -32,7 +32,7 @@ _CONTAINER_FILES = (".dockerenv", "run/.containerenv")
 _CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST")
 _CONTAINER_GROUPS = ("docker", "kubepods", "containerd", "libpod", "lxc")
 
-# A limit has at most 20 digits; int() refuses very long texts with an error of its own.
+# A limit has at most 20 digits; int() raises for very long texts.
 _INTEGER = re.compile(r"\s*(-?[0-9]{1,20})\s*")
 _ROW = re.compile(r"^[^\S\n]*(\S+)[^\S\n]+(-?[0-9]{1,20})(?!\S)(.*)$", re.MULTILINE)
 
@@ -399,7 +399,7 @@ def _memory_limits(trees: _Trees) -> list[MemoryLimit]:
     for position, (folder, version) in enumerate(trees.levels("memory")):
         if version == 2:
             limits += _memory_of_v2(folder)
-        # Without it, what a group uses is not charged to its parent.
+        # Without it, a group's use is not charged to its parent.
         elif position == 0 or read_number(folder / "memory.use_hierarchy") != 0:
             limits += _memory_of_v1(folder, own=position == 0)
     return limits

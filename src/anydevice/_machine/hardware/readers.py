@@ -99,7 +99,7 @@ def _look(backend: str, limit: float) -> BackendScan:
     return scan
 
 
-# Those that ask a child come first, so that it works while the others load.
+# Readers with a child come first: the child works while the others load.
 READERS: dict[str, Begin] = {name: partial(_begin, name) for name in ("opencl", "cuda", "xpu")} | {
     name: partial(partial, _look, name) for name in ("cpu", "rocm", "tpu", "metal")
 }

@@ -455,7 +455,7 @@ def read_files() -> tuple[FileSettings, ...]:
     and the line if a value is invalid. A file that cannot be opened is skipped with a warning.
     """
     global _read
-    now, cache = files_state(), _read  # another thread may forget what was read
+    now, cache = files_state(), _read  # another thread may clear the cache
     if cache is None or cache[0] != now:
         read = (
             _read_file("user file", files.user_file()),

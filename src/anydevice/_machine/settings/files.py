@@ -171,7 +171,7 @@ def _home(kind: str) -> Path:
     global _said_no_home
     own = os.environ.get("ANYDEVICE_HOME")
     if own:
-        # What is still a "~" is no folder of this name here, which anyone may have put there.
+        # A "~" that remains is not the name of a folder: anyone could make that here.
         home = Path(os.path.expanduser(own))
         is_known = not str(home).startswith("~")
     else:

@@ -48,7 +48,7 @@ class SoundNetwork:
         self.e, m = 2 * (2 * widest + 30) * U64, self.float32 / U64  # flushed: all is an error
         self.most, self.least = (smooth.LARGEST, NORMAL) if self.float32 else (np.inf, TINY)
         sizes = [[np.abs(w) for w in node.weights] for node in self.nodes]
-        self.absolute = [[s * (1 + m * (s < NORMAL)) for s in each] for each in sizes]
+        self.absolute = [[s * (1 + m * (s < NORMAL)) for s in stage] for stage in sizes]
         gammas = [node.roundings * U32 * self.float32 for node in self.nodes]
         if arithmetic not in ARITHMETICS or max(gammas) > 0.1 or self.e > 1e-6:
             raise RefusedError(f"bounds of this network in {arithmetic!r} arithmetic are not known")
@@ -90,7 +90,7 @@ class SoundNetwork:
         ceiling = np.maximum(-above * low, (1 - above) * high) * (1 + 1e-14) + TINY
         ceiling, size = np.where(on | off, 0.0, ceiling), np.maximum(high, 0)
         below: Floats = np.where(np.isnan(slopes), high > -low, slopes)
-        below, above = (np.where(on, 1.0, np.where(off, 0.0, each)) for each in (below, above))
+        below, above = (np.where(on, 1.0, np.where(off, 0.0, slope)) for slope in (below, above))
         return smooth.LinePair(below, None, above, ceiling, size)
 
     def _affine(self, k: int, bounds: Bounds, forms: dict[int, Forms]) -> Forms:

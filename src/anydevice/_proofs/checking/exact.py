@@ -1,8 +1,8 @@
 """Bounds that hold with equality: intervals of outputs in rational numbers.
 
-Bounds in float64 are moved outward, so they never reach 0, as a ReLU does. If all rows are strict,
-a bound of 0 is enough. It is shown here for outputs that are made of a few numbers which every
-execution computes exactly.
+Bounds in float64 are moved outward, so they never reach exactly 0, as the output of a ReLU does. A
+claim whose rows are all strict needs only a bound of 0. These intervals show it for outputs that
+are sums of few terms, which every execution computes exactly.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ Row = tuple[Counter[Any], bool]
 MAX_CASES, LARGEST, SECONDS = 20_000, 1 << 24, 60.0
 _DTYPES = {1: ("<f4", 4), 6: ("<i4", 5), 7: ("<i8", 7), 9: ("?", 5), 11: ("<f8", 10)}
 """The dtypes of tensors, and the field for their numbers."""
-_TOKEN = re.compile(r"[()]|;[^\n]*|[^\s()\[\];]*\[[^\[\]()]*\]|[^\s()\[\];]+|[\[\]]")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
-_VARIABLE = re.compile(r"([XY])(?:_(\d{1,8})|\[([\d\s,]{1,99})\])")
+_TOKEN = re.compile(r"(?a)[()]|;[^\n]*|[^\s()\[\];]*\[[^\[\]()]*\]|[^\s()\[\];]+|[\[\]]")
+_NUMBER = re.compile(r"(?a)[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
+_VARIABLE = re.compile(r"(?a)([XY])(?:_(\d{1,8})|\[([\d\s,]{1,99})\])")
 
 
 class Operator(NamedTuple):
@@ -70,8 +70,11 @@ def read_graph(data: bytes) -> Graph:
         outputs = [text(message(item)[1]) for item in graph[12]]
         if len(inputs) != 1 or len(outputs) != 1:
             raise FormatError(f"{len(inputs)} inputs and {len(outputs)} outputs, not one of each")
-        kind = message(message(inputs[0][2][-1])[1][-1])
-        sizes, dtype = message(kind[2][-1])[1], kind[1][-1]
+        versions = [message(o)[2] for o in model[8] if text(message(o)[1]) in ("", "ai.onnx")]
+        if min(versions) < [7]:
+            raise FormatError("its operators are older than version 7, which ran otherwise")
+        kind = message(*message(*inputs[0][2])[1])
+        sizes, dtype = message(*kind[2])[1], kind[1][-1]
         if dtype not in (1, 11):
             raise FormatError(f"its input is of dtype {dtype}, which is not float32 or float64")
         shape = [max(1, (message(size)[1] or [1])[-1]) for size in sizes]
@@ -79,7 +82,7 @@ def read_graph(data: bytes) -> Graph:
             raise FormatError(f"its input has the shape {shape}")
         operators = []
         for node in map(message, graph[1]):
-            sources, results = ([bytes(name).decode() for name in node[k]] for k in (1, 2))
+            sources, results = ([text([name]) for name in node[k]] for k in (1, 2))
             domain = text(node[7]) if text(node[7]) != "ai.onnx" else ""
             name = text(node[4]) if not domain else f"{domain}.{text(node[4])}"
             operators.append(Operator(name, sources, results, node[5]))
@@ -93,16 +96,21 @@ def read_graph(data: bytes) -> Graph:
 
 
 def message(data: Any) -> defaultdict[int, list[Any]]:
-    """Return the contents of each field of a message, by its number."""
+    """Return the contents of each field of a message, by its number.
+
+    A key of fixed width is negative: the same field of another kind is another field, and parsers
+    pass over it.
+    """
     fields, at, data = defaultdict[int, list[Any]](list), 0, memoryview(data)
     while at < len(data):
         key, at = _varint(data, at)
         size = {1: 8, 5: 4}.get(key & 7, -1)
         if key & 7 in (0, 2):
             size, at = _varint(data, at)
-        if key & 7 and not 0 <= size <= len(data) - at:
+        if not 8 <= key < 1 << 32 or (key & 7 and not 0 <= size <= len(data) - at):
             raise FormatError(f"field {key >> 3} of a message is cut or damaged")
-        fields[key >> 3].append(data[at : at + size] if key & 7 else size)
+        number = key >> 3 if key & 7 in (0, 2) else -key
+        fields[number].append(data[at : at + size] if key & 7 else size)
         at += size if key & 7 else 0
     return fields
 
@@ -120,7 +128,7 @@ def _varint(data: Any, at: int) -> tuple[int, int]:
 
 def text(contents: list[Any]) -> str:
     """Return the last content of a field as a text, "" if there is none."""
-    return bytes(contents[-1]).decode() if contents else ""
+    return str(contents[-1], "utf-8") if contents else ""
 
 
 def integers(contents: list[Any]) -> Iterator[int]:
@@ -153,8 +161,8 @@ def tensor(data: Any) -> tuple[str, Array]:
 def read_vnnlib(content: str) -> tuple[int, int, tuple[Query, ...]]:
     """Return the numbers of inputs and outputs in a VNN-LIB file, and its queries."""
     sizes: dict[str, Any] = {"X": (0,), "Y": (0,), "until": time.monotonic() + SECONDS}
-    if re.search(r"\r(?!\n)", content):
-        raise FormatError("a line ends with CR alone, where a comment may end or go on")
+    if re.search(r"\r(?!\n)|[\v\f\x1c-\x1e\x85\u2028\u2029]", content):
+        raise FormatError("a line ends otherwise than with LF, and a comment may end there or not")
     words = (word for word in _TOKEN.findall(content) if word[0] != ";")
     lists = "".join({"(": "[", ")": "],"}.get(word) or f"{json.dumps(word)}," for word in words)
     common, cases, form = list[Row](), [list[Row]()], ["a list of forms in parentheses"]

@@ -158,7 +158,7 @@ def lines(
         low = np.where(low > 0, low, np.nan)
     curve = _CURVES[name]
     below, floor, least = _below(curve, low, high)
-    above, ceiling, most = (-each for each in _below(curve.negative(), low, high))
+    above, ceiling, most = (-part for part in _below(curve.negative(), low, high))
     size = np.maximum(np.abs(least), np.abs(most))
     if float32:
         error = execution_error(name, low, high, size, assumed)

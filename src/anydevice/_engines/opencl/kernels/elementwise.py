@@ -93,13 +93,13 @@ def is_wide(*extents: int) -> bool:
 
 
 def extent(start: int, shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return one past the last element that a walk comes to."""
+    """Return one past the index of the last element."""
     steps = ((size - 1) * max(step, 0) for size, step in zip(shape, strides, strict=True))
     return start + sum(steps) + 1
 
 
-# What each operation is in OpenCL C: `a` and `b` are the operands, `NUMBER` is their type. One that
-# has no text for integers is not defined for them.
+# The operations in OpenCL C: `a` and `b` are the operands, `NUMBER` is their type. An operation
+# without a text for integers is not defined for them.
 
 _SIGMOID = "(a >= 0 ? 1 / (1 + exp(-a)) : exp(a) / (1 + exp(a)))"
 

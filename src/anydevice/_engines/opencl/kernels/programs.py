@@ -159,11 +159,11 @@ def exact_kernel(
     ]
     texts = [text(file) for file in ((files,) if isinstance(files, str) else files)]
     source = "\n".join((*lines, text("numbers.cl"), *texts))
-    built = cl.Kernel(program(context, source), name)
+    native = cl.Kernel(program(context, source), name)
     max_size = cl.kernel_work_group_info.WORK_GROUP_SIZE
-    if group > max(1, built.get_work_group_info(max_size, context.devices[0])):
+    if group > max(1, native.get_work_group_info(max_size, context.devices[0])):
         return None
-    return Kernel(built, context, np.int64 if wide else np.int32, group)
+    return Kernel(native, context, np.int64 if wide else np.int32, group)
 
 
 @cache

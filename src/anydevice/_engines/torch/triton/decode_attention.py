@@ -336,9 +336,9 @@ def _put_together(
     averages_of_parts = tl.load(spot, here[:, :, None], 0, cache_modifier=".cg")
     highest = sums + member[None, :] * parts + part[:, None]
     high = tl.load(highest, here, NOT_SEEN, cache_modifier=".cg")
-    each = tl.arange(0, block_parts)
-    state = sums + member[:, None] * parts + each[None, :]
-    there = known[:, None] & (each < used)[None, :]
+    index = tl.arange(0, block_parts)
+    state = sums + member[:, None] * parts + index[None, :]
+    there = known[:, None] & (index < used)[None, :]
     every = tl.load(state, there, NOT_SEEN, cache_modifier=".cg")
     count = tl.load(state + group * parts, there, 0, cache_modifier=".cg")
     top = tl.max(every, 1)

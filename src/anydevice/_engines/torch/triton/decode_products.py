@@ -87,7 +87,7 @@ NORM_WARPS = 8
 
 
 def padded_rows(rows: int) -> int:
-    """Return one row as it is; more as many as the matrix units take.
+    """Return 1 for one row; more are padded to the size of the matrix units.
 
     >>> padded_rows(1), padded_rows(3), padded_rows(17)
     (1, 16, 32)
@@ -408,8 +408,8 @@ def _some_rows(
             sums = tl.zeros([block_outputs, block_rows], tl.float32)
             if gated:
                 sums_of_others = tl.zeros([block_outputs, block_rows], tl.float32)
-            for each in tl.static_range(splits):
-                there = partial + each * size + spot
+            for index in tl.static_range(splits):
+                there = partial + index * size + spot
                 sums += tl.load(there, known[:, None], 0, cache_modifier=".cg")
                 if gated:
                     there += splits * size

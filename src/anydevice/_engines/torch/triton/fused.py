@@ -36,7 +36,7 @@ _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "b
 _HALF = (torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int32, torch.int64)
 _SIZES = (16, 32, 64, 128, 256)
-# Triton's interpreter, which is asked for by this variable, takes tensors of the CPU instead.
+# This variable starts Triton's interpreter, which takes tensors of the CPU.
 _PLACE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 _GPU = "rocm" if torch.version.hip else "cuda"
 _READY = find_spec("triton") is not None
@@ -69,7 +69,7 @@ def _kernel(name: str) -> Callable[..., Tensor]:
     return started[name]
 
 
-# The operators: a schema, and what a compiler is told of the result before there is one.
+# The operators: a schema, and the shape and dtype of the result for compilers.
 
 
 def _operator(name: str, schema: str, result: Callable[..., Tensor]) -> Any:

@@ -127,7 +127,7 @@ def _few_rows(
         )
         sums = tl.dot(few, value, sums)
     if overlap:
-        # Not earlier: what starts then would crowd the few multiprocessors that are free.
+        # Not earlier: the next launch would compete for the few free multiprocessors.
         tl.extra.cuda.gdc_launch_dependents()
     if biased:
         sums += tl.load(bias + output, known, 0).to(tl.float32)[None, :]

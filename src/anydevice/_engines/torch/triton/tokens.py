@@ -37,8 +37,8 @@ def cache_write(
 ) -> Tensor:
     """Write `new` (batch, heads, tokens, size) into `cache` (batch, heads, slots, size); return it.
 
-    `positions`, (tokens,) or (batch, tokens), says in which slot; what is outside is left out. The
-    last axes of cache and new are contiguous.
+    `positions`, (tokens,) or (batch, tokens), are the slots; tokens of slots out of range are not
+    written. The last axes of cache and new are contiguous.
     """
     batch, heads, tokens, size = new.shape
     if not new.numel():
@@ -122,9 +122,9 @@ def draw_token(
     """Draw a token (rows,) int32 from logits (rows, vocabulary), whose rows are contiguous.
 
     `numbers` (5,) float32, `seeds` and `place` (rows,) int32 are those of `choose`. `greedy` takes
-    the likeliest token, the first of several. `constants` are the factors of seed, place and token,
-    the addend, the numbers of rounds and halvings, and the faintest logit. The result is -1 if a
-    logit is not finite.
+    the likeliest token, the first of equal ones. `constants` are the factors of seed, place and
+    token, the addend, the numbers of rounds and halvings, and the faintest logit. The result is -1
+    if a logit is not finite.
     """
     rows, columns = logits.shape
     out = torch.empty((rows,), dtype=torch.int32, device=logits.device)
@@ -184,7 +184,7 @@ def _draw_parts(
     noise = tl.zeros([block], tl.float32)
     if overlap:
         tl.extra.cuda.gdc_launch_dependents()
-    if not greedy:  # of what no launch of this step changes
+    if not greedy:  # needs nothing that another launch of this step writes
         inverse = tl.load(numbers)
         key = _mix(tl.load(seeds + row) * by_seed, between, rounds)
         key = _mix(key + tl.load(places + row) * by_place, between, rounds)
@@ -195,7 +195,7 @@ def _draw_parts(
     x = x.to(tl.float32)
     total = tl.sum(tl.where(place < columns, x, 0.0), 0)
     top = tl.max(x, 0)
-    # In this order, as in `_scale_row`; what the others found comes to it later.
+    # Operations in the order of `_scale_row`; the last program adds the other parts' maxima.
     score = (x - top) * inverse + noise
     best = tl.max(score, 0)
     token = tl.min(tl.where((score == best) & (place < columns), place, 2147483647), 0)
@@ -211,9 +211,9 @@ def _draw_parts(
     if is_last:
         if parts > 1:
             tl.store(counts + row, 0)
-        each = tl.arange(0, block_parts)
-        there = each < parts
-        lines = winners + row * 3 * parts + each
+        index = tl.arange(0, block_parts)
+        there = index < parts
+        lines = winners + row * 3 * parts + index
         tops = tl.load(lines, there, float("-inf"), cache_modifier=".cg")
         bests = tl.load(lines + parts, there, float("-inf"), cache_modifier=".cg")
         tokens = tl.load(lines + 2 * parts, there, 0, cache_modifier=".cg")

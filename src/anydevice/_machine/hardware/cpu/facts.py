@@ -23,7 +23,7 @@ _LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
     ("x86-64-v4", frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})),
 )
 
-# The best vector unit first; only the first that is there is named.
+# Vector units, the best first; a processor is named by the first that it has.
 _X86_VECTORS = (
     ("avx512f", "AVX-512"),
     ("avx2", "AVX2"),
@@ -74,9 +74,8 @@ SYSCTL_NAMES = (
 )
 """The names to ask `sysctl` for on a Mac; it passes over those that the machine does not have."""
 
-# What IsProcessorFeaturePresent calls them, and the words of /proc/cpuinfo that each stands for:
-# Windows tells a few instruction sets only, and no processor that it runs on has AVX2 without the
-# rest of its level.
+# Features of IsProcessorFeaturePresent, with the words of /proc/cpuinfo that each implies: Windows
+# lists few instruction sets, and its processors with AVX2 have the rest of that level.
 _WINDOWS_FEATURES: tuple[tuple[int, frozenset[str]], ...] = (
     (10, frozenset({"sse2"})),
     (38, _LEVELS[0][1]),
@@ -118,7 +117,7 @@ class Processor(Record):
 
 
 def read_linux(root: Path, machine: str) -> Processor:
-    """Return the processor as `/proc/cpuinfo` and `/sys/devices/system/cpu` tell it."""
+    """Return the processor from `/proc/cpuinfo` and `/sys/devices/system/cpu`."""
     # On x86 every block of the file is like the first, and writing all of them takes the kernel
     # long on a large machine; on ARM the blocks are short and may differ.
     x86 = machine in ("x86_64", "AMD64", "i686", "i386")
@@ -183,7 +182,7 @@ def read_windows(
 
 
 def tidy_name(name: str) -> str:
-    """Return a processor's name without what does not tell it from another.
+    """Return a processor's name without the words that all processors have.
 
     >>> tidy_name("AMD Ryzen 7 7700 8-Core Processor")
     'AMD Ryzen 7 7700'

@@ -108,7 +108,7 @@ def look(
     try:
         return _look(limit, root, system, host)
     except Exception as error:
-        # The CPU is what everything else falls back to: it stays, with what went wrong in words.
+        # The CPU is the fallback of all others: it stays usable, and the failure becomes a note.
         note = f"the CPU's facts could not be read ({type(error).__name__}: {error})"
         facts = Facts(name="unknown processor", memory_kind="host", details={"threads": 1})
         return _scan(facts, (note,))
@@ -175,7 +175,7 @@ def _details(processor: Processor, share: _Share) -> dict[str, Detail]:
     }
     most = share.physical_cores
     if processor.performance_cores:
-        # Work is split evenly: an efficiency core would be the one that all others wait for.
+        # Work is split evenly: all others would wait for an efficiency core.
         details["performance_cores"] = processor.performance_cores
         most = min(most, processor.performance_cores)
     # Rounded down: threads that spin while they wait would eat up the rest of a quota.
@@ -216,7 +216,7 @@ def _share_on_linux(root: Path, processor: Processor) -> _Share:
 
 def _allowed_processors(root: Path, cpuset: frozenset[int] | None) -> frozenset[int]:
     allowed = None
-    # The mask belongs to a thread; the first file is about the one that asks.
+    # The mask belongs to a thread; the first file has the calling one.
     for file in ("proc/thread-self/status", "proc/self/status"):
         status = read_text(root / file) or ""
         mask = next((x for x in status.splitlines() if x.startswith("Cpus_allowed_list:")), "")

@@ -100,7 +100,7 @@ def _from_nvml(
     selected, hidden_because = select(cards, answers.visible)
     if devices:
         shown = in_order_of_driver(cards, devices)
-        # Where the driver reads the variable in another way, our reason is not its own.
+        # If the driver reads the variable differently, our reason does not explain its devices.
         problem = hidden_because if len(shown) == len(selected) else None
         notes = (*notes, *_partly_hidden(answers, shown, cards, problem))
         return _scan(answers, shown, notes=notes)
@@ -395,12 +395,12 @@ _CUDA = _parse_faults("""
 
 
 def nvml_fault(code: int) -> Fault:
-    """Return the row of NVML's error `code`; one that says so for an unknown code."""
+    """Return the row of NVML's error `code`, or a row for unknown codes."""
     return _NVML.get(code, Fault("driver_failed", "inspect", "NVML_ERROR", "NVML failed"))
 
 
 def cuda_fault(code: int) -> Fault:
-    """Return the row of the CUDA driver's error `code`; one that says so for an unknown code."""
+    """Return the row of the CUDA driver's error `code`, or a row for unknown codes."""
     failed = Fault("driver_failed", "inspect", "CUDA_ERROR", "the CUDA driver failed")
     return _CUDA.get(code, failed)
 

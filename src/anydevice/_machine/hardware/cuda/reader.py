@@ -81,7 +81,7 @@ def gather(
         everything = {k: v for k, v in environment.items() if k != VISIBLE}
         unhidden = _ask_driver_until(end, around, environment=everything)
     elif _lacks_free_memory(nvml, driver):
-        # A child of its own: making a context can fail where all questions before were answered.
+        # In a new child: making a context can fail although all earlier questions were answered.
         answer = _ask_driver_until(end, around, free_memory=True)
         driver = answer if answer.how == "answered" else driver
     return Answers(around, environment, nvml, driver, unhidden)

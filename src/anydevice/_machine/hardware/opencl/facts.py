@@ -41,7 +41,7 @@ class OpenCLMachine(Record):
     is_superuser: bool = False
 
     def file(self, path: str) -> Path:
-        """Return a path of this machine as one that can be opened here."""
+        """Return a path of this machine below `root`."""
         return self.root / path.lstrip("/") if self.root != Path("/") else Path(path)
 
     def cards(self, vendor: int) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ class OpenCLMachine(Record):
 
     @property
     def memory(self) -> int | None:
-        """The bytes of the machine's memory, where Linux tells them."""
+        """The bytes of the machine's memory, on Linux."""
         return linux.read_table(self.file("/proc/meminfo")).get("MemTotal")
 
     def library(self, name: str) -> Path | None:

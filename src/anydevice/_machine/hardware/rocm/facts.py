@@ -297,7 +297,7 @@ class Counters(Record):
 
 
 def counters(pci_address: str, root: Path = Path("/")) -> Counters:
-    """Read the counters again; `None` for one that cannot be read."""
+    """Read the counters again; `None` if a counter cannot be read."""
     device = root / linux.DEVICES / pci_address
     system = linux.read_table(root / "proc/meminfo")
     own = ("vram_total", "vram_used", "gtt_total", "gtt_used")

@@ -41,7 +41,7 @@ class _Generation(Record):
 
 
 _V2 = _Generation("v2", 2, 8, False, "0x0027", ("v2",))
-_V3 = _Generation("v3", 2, 16, False, "0x0027", ("v3",))  # the subsystem tells it from v2
+_V3 = _Generation("v3", 2, 16, False, "0x0027", ("v3",))  # the subsystem distinguishes it from v2
 _V4 = _Generation("v4", 1, 32, False, "0x005e", ("v4",))
 _V5E = _Generation("v5e", 1, 16, True, "0x0063", ("v5litepod", "v5lite", "v5e"))
 _V5P = _Generation("v5p", 1, 95, True, "0x0062", ("v5p",))
@@ -50,8 +50,8 @@ _V7X = _Generation("7x", 2, 96, True, "0x0076", ("tpu7x",))
 _UNNAMED = _Generation("of a generation without a public name", 1, None, False, "0x0056", ())
 
 _GENERATIONS = (_V2, _V3, _V4, _V5E, _V5P, _V6E, _V7X, _UNNAMED)
-_BY_PCI_DEVICE = {each.pci: each for each in _GENERATIONS}
-_BY_TYPE = {name: each for each in _GENERATIONS for name in each.types}
+_BY_PCI_DEVICE = {chip.pci: chip for chip in _GENERATIONS}
+_BY_TYPE = {name: chip for chip in _GENERATIONS for name in chip.types}
 _SUBSYSTEM_OF_V2 = "0x004e"
 
 
