@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from anydevice._core.dtypes import DType
-from anydevice._core.quantized import QuantizedWeight
 from anydevice._engines.host import known_dtype
 
 A = TypeVar("A")
@@ -121,39 +120,3 @@ class BasePrimitives(Generic[A]):
 def missing_value(dtype: DType) -> float:
     """Return what an index out of range reads: NaN, or `False`, which is 0 in any other dtype."""
     return math.nan if dtype.kind in ("float", "complex") else False
-
-
-def dequantizer(
-    stack: Function, wide: Function, pick: Callable[[tuple[float, ...], Any], Any]
-) -> Callable[[QuantizedWeight], Any]:
-    """Return a function that dequantizes in float32, by the operators of a NumPy-like module.
-
-    `wide` returns an array in float32; `pick` returns the entries of a table at uint8 indices.
-    """
-
-    def split(packed: Any, bits: int) -> Any:
-        if bits == 8:
-            return packed
-        parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
-        return stack(parts, -1).reshape(*packed.shape[:-1], -1)
-
-    def scales_of(scales: Any, factors: Any) -> Any:
-        if factors is None:
-            return wide(scales)[..., None]
-        grouped = wide(scales).reshape(*factors.shape, -1) * wide(factors)[..., None]
-        return grouped.reshape(*scales.shape, 1)
-
-    def dequantize(weight: QuantizedWeight) -> Any:
-        low = weight.low_bits
-        codes = split(weight.codes, low)
-        if weight.high is not None:
-            codes = codes | (split(weight.high, weight.bits - low) << low)
-        numbers = wide(codes) if weight.table is None else pick(weight.table, codes)
-        numbers = numbers - weight.zero if weight.zero else numbers
-        numbers = numbers.reshape(*weight.scales.shape, -1)
-        numbers = numbers * scales_of(weight.scales, weight.super_scales)
-        if weight.minimums is not None:
-            numbers = numbers + scales_of(weight.minimums, weight.super_minimums)
-        return numbers.reshape(weight.shape)
-
-    return dequantize

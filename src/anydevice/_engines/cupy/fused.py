@@ -12,7 +12,7 @@ from cupy import ndarray
 
 from anydevice._core.quantized import QuantizedWeight
 from anydevice._engines.cupy.primitives import ordered
-from anydevice._engines.primitives import dequantizer
+from anydevice._engines.quantized import dequantizer
 
 _FULL = (np.dtype(np.float32), np.dtype(np.float64))
 

@@ -17,7 +17,7 @@ from anydevice._core.device import Device
 from anydevice._core.dtypes import DType, as_dtype
 from anydevice._core.engine import Absent, Engine
 from anydevice._core.quantized import ARRAYS, QuantizedWeight
-from anydevice._core.record import replace
+from anydevice._core.record import as_dict
 from anydevice._engines.base import BaseEngine
 from anydevice._engines.host import NARROWER, known_dtype, lacking, narrowed, plain, private
 
@@ -41,15 +41,16 @@ _WORTH_COMPILING = 1500
 _tried: set[tuple[DType, Any]] = set()
 
 
-def _flatten(weight: QuantizedWeight) -> tuple[list[Any], QuantizedWeight]:
+def _flatten(weight: QuantizedWeight) -> tuple[list[Any], tuple[Any, ...]]:
     """Return the arrays of a weight, and the rest, which is constant in compiled code."""
-    return [getattr(weight, name) for name in ARRAYS], replace(weight, **dict.fromkeys(ARRAYS))
+    fields = as_dict(weight)
+    return [fields.pop(name) for name in ARRAYS], tuple(fields.items())
 
 
 jax.tree_util.register_pytree_node(
     QuantizedWeight,
     _flatten,
-    lambda rest, arrays: replace(rest, **dict(zip(ARRAYS, arrays, strict=True))),
+    lambda rest, arrays: QuantizedWeight(**dict(rest), **dict(zip(ARRAYS, arrays, strict=True))),
 )
 
 

@@ -16,16 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._engines.base import expert_blocks, visible_keys
 from anydevice._engines.host import known_dtype
 from anydevice._engines.jax.primitives import PRIMITIVES
-from anydevice._engines.primitives import dequantizer
+from anydevice._engines.quantized import block_scales, dequantizer
 
 Function = Callable[..., Any]
 Pair = tuple[int, int]
 
 _LARGEST_SCORES = 2**28
 """Scores of attention that are held at once; the definition takes more of them in blocks."""
+_BLOCK_OF_WEIGHT = 2**24
+"""Elements of a quantized weight that are dequantized at a time."""
 _LONG_CACHE, _BLOCK = 767, 256
 """Above this number of keys, one query goes through the valid keys of a cache block by block."""
 _FEW_ROWS = 16
@@ -56,6 +59,47 @@ def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
     if x.size == x.shape[-1] or len(weight) == 1:  # on GPUs, XLA adds up a vector's in its dtype
         return _product(x, weight, wide(x).dtype).astype(x.dtype)
     return _product(x, weight, x.dtype)  # added up in float32; gradients' products stay 16-bit ones
+
+
+@compiled()
+def _quantized_linear(x: Array, weight: QuantizedWeight, bias: Array | None) -> Array:
+    """Add up products with the columns at the same bits of bytes, which XLA unpacks fast."""
+    rows, columns = weight.shape
+    step = max(1, _BLOCK_OF_WEIGHT // columns)
+    parts = []
+    for start in range(0, rows, step):
+        stop = min(rows, start + step)
+        arrays = {n: jax.lax.slice_in_dim(a, start, stop) for n, a in weight.arrays.items()}
+        block = weight.with_arrays(arrays, (stop - start, columns))
+        parts.append(_product_of_bits(wide(x), block))
+    product = parts[0] if len(parts) == 1 else jnp.concatenate(parts, -1)
+    return (product if bias is None else product + wide(bias)).astype(x.dtype)
+
+
+def _product_of_bits(x: Array, weight: QuantizedWeight) -> Array:
+    fields: list[tuple[Any, int, int]] = [(weight.codes, weight.low_bits, 0)]
+    if weight.high is not None:
+        fields.append((weight.high, weight.bits - weight.low_bits, weight.low_bits))
+    count = max(8 // bits for _, bits, _ in fields)
+    scales = block_scales(weight.scales, weight.super_scales, jnp.float32)[..., None]
+    minimums = None
+    if weight.minimums is not None:
+        minimums = block_scales(weight.minimums, weight.super_minimums, jnp.float32)[..., None]
+    total: Any = 0
+    for at in range(count):
+        codes: Any = 0
+        for packed, bits, shift in fields:
+            own = packed[:, at * bits // 8 :: count * bits // 8] >> (at * bits % 8)
+            codes = codes | ((own & ((1 << bits) - 1)) << shift)
+        if weight.table is None:
+            numbers = codes.astype(jnp.float32) - weight.zero
+        else:
+            numbers = jnp.asarray(weight.table, jnp.float32)[codes]
+        numbers = numbers.reshape(*weight.scales.shape, -1) * scales
+        numbers = numbers if minimums is None else numbers + minimums
+        own_x = x[..., at::count]
+        total += _product(own_x, numbers.reshape(len(numbers), -1).astype(x.dtype), x.dtype)
+    return total
 
 
 def _compute_wide(function: Function, *static: int) -> Function:
@@ -549,6 +593,7 @@ FUSED: Mapping[str, Function] = {
     "flip": compiled(1)(jnp.flip),
     "leaky_relu": _compute_wide(jax.nn.leaky_relu, 1),
     "argmax": compiled(1)(PRIMITIVES.argmax),
+    "quantized_linear": _quantized_linear,
     "rmsnorm": _rmsnorm,
     "layernorm": _layernorm,
     "rope": lambda x, positions, theta, interleaved, scaling, *_: (

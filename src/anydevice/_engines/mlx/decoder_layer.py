@@ -16,7 +16,10 @@ import mlx.core as mx
 import numpy as np
 
 from anydevice._core.engine import LayerConfig
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._engines.decoder_layer import decoder_layer as on_host
+from anydevice._engines.quantized import block_scales
+from anydevice._engines.quantized import linear as on_host_quantized
 
 _CPU = mx.Device(mx.cpu, 0)
 
@@ -46,6 +49,36 @@ def linear(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
     if bias is not None:
         result += np.asarray(bias)
     return mx.array(result)
+
+
+def quantized_linear(x: mx.array, weight: QuantizedWeight, bias: mx.array | None) -> mx.array:
+    """Compute `ops.quantized_linear`; by MLX's own product where it has the scheme, in float32."""
+    if _allows(x) and x.size:
+        arrays: dict[str, Any] = {name: _host(array) for name, array in weight.arrays.items()}
+        given = () if bias is None else (np.asarray(bias),)
+        return mx.array(on_host_quantized(np.asarray(x), weight.with_arrays(arrays), *given))
+    codes: Any = weight.codes
+    plain = weight.high is None and weight.table is None and weight.block in (32, 64, 128)
+    if not (plain and x.size and x.dtype != mx.float64 and codes.shape[-1] % 4 == 0):
+        return NotImplemented
+    scales = block_scales(weight.scales, weight.super_scales, _wide)
+    if weight.minimums is None:
+        minimums = scales * -weight.zero
+    else:
+        minimums = block_scales(weight.minimums, weight.super_minimums, _wide)
+    words = mx.contiguous(codes).view(mx.uint32)
+    product = mx.quantized_matmul(
+        _wide(x), words, scales, minimums, True, weight.block, weight.bits
+    )
+    return (product if bias is None else product + _wide(bias)).astype(x.dtype)
+
+
+def _wide(x: mx.array) -> mx.array:
+    return x.astype(mx.float32)
+
+
+def _host(x: Any) -> Any:
+    return np.asarray(_wide(x) if x.dtype == mx.bfloat16 else x)
 
 
 def decoder_layer(

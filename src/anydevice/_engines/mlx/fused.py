@@ -15,9 +15,9 @@ from typing import Any
 import mlx.core as mx
 
 from anydevice._engines.base import expert_blocks, visible_keys
-from anydevice._engines.mlx.decoder_layer import decoder_layer, linear
+from anydevice._engines.mlx.decoder_layer import decoder_layer, linear, quantized_linear
 from anydevice._engines.mlx.primitives import PRIMITIVES
-from anydevice._engines.primitives import dequantizer
+from anydevice._engines.quantized import dequantizer
 
 _HALF = (mx.float16, mx.bfloat16)
 _FLOAT32, _FLOAT64 = mx.float32, mx.float64
@@ -232,6 +232,7 @@ FUSED: Mapping[str, Callable[..., Any]] = {
         if x.size
         else NotImplemented
     ),
+    "quantized_linear": quantized_linear,
     "rmsnorm": _norm(mx.fast.rms_norm),
     "round": mx.round,
     "softmax": lambda x, axis: (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from anydevice._core.quantized import QuantizedWeight
 from anydevice._engines.decoder_layer import decoder_layer, draw_token, final_logits
 from anydevice._engines.numpy.primitives import is_narrow, wide
+from anydevice._engines.quantized import dequantize, linear
 
 Array = np.ndarray[Any, Any]
 
@@ -174,52 +175,8 @@ def _by_rows(x: Array) -> tuple[Array, Array, int]:
     return rows, np.empty(rows.shape, x.dtype), max(1, _BLOCK // x.shape[-1])
 
 
-@lru_cache(maxsize=64)
-def _numbers_in_bytes(bits: int, factor: int, zero: int, levels: tuple[float, ...] | None) -> Array:
-    """Return the numbers that each byte packs, as rows of one element of as many bytes."""
-    codes = np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1
-    numbers = codes * factor - zero if levels is None else np.asarray(levels)[codes]
-    table = np.ascontiguousarray(numbers, np.float32)
-    return table.view(f"V{table.itemsize * table.shape[1]}")[:, 0]
-
-
-def dequantize(weight: QuantizedWeight, rows: slice = slice(None)) -> Array:
-    """Look each byte up in a table of the numbers that it packs; return some rows."""
-    low = weight.low_bits
-    numbers = _numbers_in_bytes(low, 1, weight.zero, weight.table)[weight.codes[rows]]  # type: ignore[index]
-    numbers = numbers.view(np.float32)
-    if weight.high is not None:
-        table = _numbers_in_bytes(weight.bits - low, 1 << low, 0, None)
-        numbers += table[weight.high[rows]].view(np.float32)  # type: ignore[index]
-    scales = _block_scales(weight.scales, weight.super_scales, rows)
-    blocks = numbers.reshape(*scales.shape, -1)
-    blocks *= scales[..., None]
-    if weight.minimums is not None:
-        blocks += _block_scales(weight.minimums, weight.super_minimums, rows)[..., None]
-    return numbers
-
-
-def _block_scales(scales: Any, factors: Any, rows: slice) -> Array:
-    wide: Array = scales[rows].astype(np.float32)
-    if factors is None:
-        return wide
-    factor = factors[rows].astype(np.float32)
-    return (wide.reshape(*factor.shape, -1) * factor[..., None]).reshape(wide.shape)
-
-
-def _quantized_linear(x: Array, weight: QuantizedWeight, bias: Array | None) -> Array:
-    """Multiply with a few rows at a time, which stay in the processor's cache."""
-    rows, columns = weight.shape
-    flat = wide(x.reshape(-1, columns))
-    product = np.empty((len(flat), rows), flat.dtype)
-    step = max(1, _BLOCK // columns)
-    with np.errstate(all="ignore"):
-        for start in range(0, rows, step):
-            numbers = dequantize(weight, slice(start, start + step))
-            np.matmul(flat, numbers.T, out=product[:, start : start + step])
-        if bias is not None:
-            product += bias
-    return product.reshape(*x.shape[:-1], rows).astype(x.dtype, copy=False)
+def _quantized_linear(x: Array, weight: QuantizedWeight, bias: Array | None) -> Any:
+    return linear(x, weight, bias) if x.dtype == np.float32 else NotImplemented
 
 
 FUSED: Mapping[str, Callable[..., Any]] = {

@@ -22,9 +22,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from anydevice._core.engine import donation
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.rope_scaling import depends_on_length, freeze, frequencies, thaw
 from anydevice._engines.base import visible_keys
-from anydevice._engines.primitives import dequantizer
+from anydevice._engines.quantized import dequantizer, linear
 from anydevice._engines.torch.captured import captured_step
 from anydevice._engines.torch.decoder_layer import decoder_layer
 from anydevice._engines.torch.experts import experts
@@ -543,6 +544,20 @@ _whole_gradients.register_fake(
 _whole_sequence.register_autograd(_backward, setup_context=_keep_inputs)
 
 
+def _quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """Compute on the CPU by NumPy, in PyTorch's own memory: PyTorch takes twice as long."""
+    tensors: dict[str, Any] = dict(weight.arrays)
+    given = [x] if bias is None else [x, bias]
+    followed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    if x.dtype != torch.float32 or followed or not is_eager_on_cpu(*given, *tensors.values()):
+        return NotImplemented
+    for name, tensor in tensors.items():
+        tensors[name] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    values = [tensor.detach().numpy() for tensor in given]
+    product = linear(values[0], weight.with_arrays(tensors), *values[1:])
+    return torch.from_numpy(product)
+
+
 @lru_cache(maxsize=16)
 def _levels(table: tuple[float, ...], device: torch.device) -> Tensor:
     """Return a table as a tensor; once, because CUDA graphs take no copies from the host."""
@@ -606,6 +621,7 @@ _OWN: dict[str, Function] = {
     "dequantize": dequantizer(
         torch.stack, Tensor.float, lambda table, codes: _levels(table, codes.device)[codes.int()]
     ),
+    "quantized_linear": _quantized_linear,
 }
 
 
