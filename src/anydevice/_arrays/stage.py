@@ -141,10 +141,7 @@ def _started_threads(count: int, copier: CudaDriver) -> ThreadPoolExecutor:
 
 
 class Ring:
-    """The lanes of one device: bounded, reused from copy to copy, freed by `close`.
-
-    Raises `NoThreadsError` if the system does not give a thread for each.
-    """
+    """The lanes of one device: bounded, reused from copy to copy, freed by `close`."""
 
     def __init__(self, copier: CudaDriver, lanes: int, chunk: int = CHUNK) -> None:
         self._copier = copier
@@ -233,11 +230,7 @@ class Ring:
 
 
 def _write_rows(rows: Sequence[Any], size: int, file: int | None) -> bool:
-    """Pack arrays contiguously by writing them to the file that the buffer maps.
-
-    One call writes many arrays, and other threads run Python meanwhile. Returns `False` if there
-    is no such file, or the memory of an array has gaps or another byte order.
-    """
+    """Pack arrays by writing them to the file that the buffer maps; `False` if impossible."""
     if file is None or not rows[0].dtype.isnative:
         return False
     try:

@@ -227,10 +227,7 @@ def ceiling_of(
 def judge(
     measurements: Sequence[Measurement], ceilings: Sequence[Ceiling], written: Sequence[int]
 ) -> tuple[Measurement, ...]:
-    """Return the measurements with bound, fraction of the ceiling and speed-up over the CPU.
-
-    `written` has the bytes of each one's results.
-    """
+    """Return the measurements with bound, fraction of the ceiling and speed-up over the CPU."""
     pairs = zip(without_views(measurements, ceilings, written), written, strict=True)
     bounded = [_with_bound(measurement, ceilings, results) for measurement, results in pairs]
     on_cpu = [m for m in bounded if m.device == "cpu" and m.state == "measured" and m.seconds]
@@ -303,10 +300,7 @@ def _speed(measurement: Measurement) -> float:
 def raise_ceilings(
     measurements: Sequence[Measurement], ceilings: Sequence[Ceiling], written: Sequence[int]
 ) -> Raised:
-    """Raise each ceiling to the rate that three quarters of an op's samples reached.
-
-    Views raise nothing. `written` has the bytes of each measurement's results.
-    """
+    """Raise each ceiling to the rate that three quarters of the samples of an op reached."""
     # An op with arithmetic is no view; ceilings raised by it mistake fewer ops for views.
     computing = [row if row.operations else replace(row, moved=0) for row in measurements]
     sure = _highest(computing, ceilings, written)

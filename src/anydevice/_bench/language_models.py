@@ -51,11 +51,7 @@ class TextSpeed(Record):
 
 
 class TextSpeeds(Record):
-    """The result of `bench_text`: the ceilings of the device, and a speed for each context.
-
-    `peak` is the peak memory of the device while the model ran, on a CPU that of the whole process;
-    `None` if unknown.
-    """
+    """The ceilings of a device, a speed for each context, and the peak memory if known."""
 
     version: str
     ceilings: tuple[Ceiling, ...]

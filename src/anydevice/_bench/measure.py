@@ -250,11 +250,7 @@ def _one(job: _Job, made: Call, runner: Runner, limit: float) -> tuple[Measureme
 
 
 def save(results: Results) -> str | None:
-    """Keep the times, so that `device()` takes the fastest engine from now on.
-
-    They count for this device, driver and version of each library. Returns the reason if they
-    cannot be written.
-    """
+    """Save the times for `device()` to choose by; return the reason if they cannot be written."""
     known = {str(device): device for device in discover().devices}
     times: dict[str, dict[str, float]] = {}
     for row in results.measured:

@@ -1,7 +1,4 @@
-"""Timing of calls: warmed up, synchronized and repeated, with their spread.
-
-The arguments of an op are placed several times over and taken in turn, so that caches do not help.
-"""
+"""Timing of calls: warmed up, synchronized and repeated on arguments that no cache has."""
 
 from __future__ import annotations
 

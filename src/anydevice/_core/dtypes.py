@@ -1,7 +1,4 @@
-"""The dtypes, as data: one row each, with their names in other libraries.
-
-NumPy and ml_dtypes are imported only by `DType.numpy`.
-"""
+"""The dtypes, as data: one row each, with their names in other libraries."""
 
 from __future__ import annotations
 

@@ -296,10 +296,7 @@ class Engine(Protocol):
 
 
 class _Donation(threading.local):
-    """Whether an update may, but need not, write its results into its arguments.
-
-    A result that is the same object as an argument was written into it.
-    """
+    """Whether an update may write its results into its arguments, and return these."""
 
     allowed: bool = False
     skip: Array | None = None

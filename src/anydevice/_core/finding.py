@@ -1,8 +1,4 @@
-"""Devices and backends as discovery sees them, and why some cannot be used.
-
-The hardware layer makes one `BackendScan` for each backend: its devices, as the driver shows them.
-Discovery adds the installed libraries and the verdicts of past checks, and makes it a `Finding`.
-"""
+"""Devices and backends as drivers and libraries show them, and why some cannot be used."""
 
 from __future__ import annotations
 

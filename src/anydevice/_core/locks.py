@@ -69,10 +69,7 @@ _locks: WeakSet[ForkSafeLock] = WeakSet()
 
 
 class ExitLock(ForkSafeLock):
-    """A reentrant lock that daemon threads cannot take once Python shuts down.
-
-    Returning from native code would then abort the process.
-    """
+    """A reentrant lock that daemon threads cannot take once Python shuts down: it would abort."""
 
     def __init__(self) -> None:
         super().__init__(reentrant=True)

@@ -1,9 +1,4 @@
-"""Trees of parameters: dicts, lists and tuples of arrays, flattened, rebuilt and compared.
-
-This is plain Python that compilers can trace. Dicts are walked in sorted order of their keys,
-because libraries may return them sorted or not. `_arrays/trees` walks users' trees, which may hold
-any object.
-"""
+"""Trees of parameters: dicts, lists and tuples of arrays, in Python that compilers trace."""
 
 from __future__ import annotations
 

@@ -196,10 +196,7 @@ def header_of(file: PlainFile) -> Header:
 
 
 def _read_entries(header: Mapping[str, Any], base: int, file: PlainFile) -> dict[str, SafeTensor]:
-    """Return the tensors of a header, whose bytes begin at `base`.
-
-    Raises `ValueError` for a malformed entry, and `TransferError` for an impossible tensor.
-    """
+    """Return the tensors of a header, whose bytes begin at `base`."""
     entries = {}
     for name, value in header.items():
         try:

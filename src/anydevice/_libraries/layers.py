@@ -50,11 +50,7 @@ class StepSettings(Protocol):
 
 
 class ModuleLayer(Layer):
-    """A module of another library.
-
-    `given` is the user's module, and `parameters` are its arrays by path; `held` names the arrays
-    that gradients do not change. `finished` returns the user's module with other parameters.
-    """
+    """A module of another library: the user's `given`, arrays by path, `held` without gradients."""
 
     given: Any
     held: tuple[str, ...] = ()
@@ -133,10 +129,7 @@ def loss_and_output(
 
 
 def loss_of_output(loss: Loss, output: Any, target: Any) -> Array:
-    """Return the loss of an output, given a target or a dict batch.
-
-    A loss by name takes arrays: the logits of an output, if any, and the labels of a dict.
-    """
+    """Return the loss of an output, or of its logits, given a target or the labels of a dict."""
     # By identity: a loss may define its own equality.
     if not any(loss is own for own in LOSSES.values()):
         return loss(output, target)
@@ -245,10 +238,7 @@ _OPTIMIZERS = (
 
 
 def optimizer_of(given: Any) -> Optimizer | None:
-    """Return the optimizer of a step; `None` for PyTorch's, which updates weights itself.
-
-    Raises `ConfigurationError` for anything else.
-    """
+    """Return the optimizer of a step; `None` for PyTorch's, which updates weights itself."""
     if isinstance(given, Optimizer):
         return given
     if is_of(given, "torch.optim", "Optimizer"):

@@ -147,10 +147,7 @@ class _Traced(Run):
 
 
 class FunctionAdapter(base.ModelAdapter):
-    """A function over arrays. Its reference is the function itself over float64 arrays.
-
-    These are NumPy's if it is written in ops, else CPU arrays of the device's library.
-    """
+    """A function over arrays; its reference is the function itself over float64 arrays."""
 
     kind = "function"
     follows = "no variable that the function closes over; a verification is for their old values"

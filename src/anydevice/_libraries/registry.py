@@ -138,10 +138,7 @@ def compile_device(adapter: ModelAdapter, device: Device | str | None, *, compil
 
 
 def training_device(adapter: ModelAdapter, device: Device | str | None) -> Device:
-    """Return the device and an engine with gradients: the requested one, or the first that can.
-
-    Raises `UnsupportedError` if the requested engine has no gradients, or no engine there has.
-    """
+    """Return the device and an engine with gradients: the requested one, or the first that can."""
     chosen = _of_any_library(adapter, device, "autodiff")
     if chosen.engine is not None and not _has(chosen.engine, "autodiff"):
         absent = registry.row_of(chosen.engine).lacks["autodiff"]

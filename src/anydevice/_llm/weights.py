@@ -1,4 +1,4 @@
-"""A decoder's parameters: from the files of a folder, or random, straight onto a device.
+"""A decoder's parameters: from the files of a folder straight onto a device.
 
 `parameters_of` lists the parameters of a description, with their shapes and their stored tensors.
 Files name tensors in more than one way; the first way whose tensors exist is used. Names and shapes
@@ -17,10 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from anydevice import _ops as ops
 from anydevice._core import checks
-from anydevice._core.array import Array
-from anydevice._core.device import Device, not_driven
+from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES, DType, as_dtype
 from anydevice._core.files import expanded
 from anydevice._core.record import Record, replace
@@ -39,17 +37,12 @@ from anydevice._formats.quantize import SCHEMES, fitting, quantizer_of
 from anydevice._formats.quantized_folder import QuantizedTensor, quantized_tensors
 from anydevice._formats.safetensors import StoredTensor, read_model
 from anydevice._llm.description import Description, LayerDescription, Routing
-from anydevice._machine.choose.scope import one_device
-from anydevice._machine.engines import registry
-from anydevice._nn.random_choice import folded_seed, mixed
-from anydevice._ops.dispatch import primitives
 from anydevice._plan.config import CONFIG_NAME, is_gguf_path, read_config
 from anydevice._plan.families import ARCHITECTURES
 from anydevice._plan.quantization import method_of, quantization_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
-_INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
-_BY_ROW, _BY_COLUMN = 0x243F6A89, 0x13198A2F  # odd numbers without a pattern
+_FLOAT32 = DTYPES["float32"]
 
 MOST_EXPERTS = 4096
 """Limit of experts in a layer, above any model's; each expert has its own name in files."""
@@ -222,10 +215,7 @@ def _check_scales(stored: Iterable[Segment], *, widen: bool) -> None:
 
 
 def decoder_tensors(path: Path, description: Description) -> dict[str, Segment]:
-    """Return the tensors of a folder that a decoder consists of, by the names of Llama's files.
-
-    Raises as `load_parameters` does.
-    """
+    """Return the tensors of a folder that a decoder consists of, by the names of Llama's files."""
     stored = _folder_tensors(path, description)
     parts = [_parts(each, stored, "", path) for each in parameters_of(description)]
     used = {part.tensor.name for several in parts for part in several}
@@ -310,65 +300,6 @@ def tree_of(arrays: Mapping[TreePath, Any]) -> dict[str, Any]:
                 node = node.setdefault(key, empty)
         node[path[-1]] = array
     return tree
-
-
-def random_parameters(
-    description: Description, seed: int = 0, device: Device | None = None, dtype: object = "float32"
-) -> dict[str, Any]:
-    """Create random parameters on a device; the same seed gives the same numbers everywhere.
-
-    Matrices are uniform and keep the variance of their inputs, norms are near 1, and biases near 0.
-    Beside the parameters there are a few copies of one array in memory.
-    """
-    target = one_device(device)
-    if target.engine is None:
-        raise not_driven(target)
-    engine, wanted = registry.load(target.engine), as_dtype(dtype)
-    like = engine.place(np.zeros((1, 1), "float32"), target)
-    arrays: dict[TreePath, Any] = {}
-    for number, parameter in enumerate(parameters_of(description)):
-        kind = _FLOAT32 if parameter.wide else wanted
-        array = _random(parameter, description, folded_seed(seed), number, kind, like)
-        engine.finish(array)
-        arrays[parameter.path] = array
-    return tree_of(arrays)
-
-
-def _random(
-    parameter: Parameter,
-    description: Description,
-    seed: int,
-    number: int,
-    dtype: DType,
-    like: Array,
-) -> Array:
-    xp, shape = primitives(like), parameter.shape
-    columns = shape[-1] if len(shape) > 1 else 1
-    rows = prod(shape) // columns
-
-    def hash_axis(size: int, shape: tuple[int, int], factor: int) -> Array:
-        positions = ops.reshape(xp.arange(size, _INT32, like), shape)
-        key = folded_seed(seed * 1_000_003 + number)
-        return mixed(ops.add(ops.multiply(positions, factor), key))
-
-    down = hash_axis(rows, (rows, 1), _BY_ROW)
-    numbers = mixed(ops.add(down, hash_axis(columns, (1, columns), _BY_COLUMN)))
-    values = ops.multiply(ops.astype(numbers, "float32"), 2.0**-31)  # from -1 to 1
-    middle, width = _distribution(parameter, description)
-    values = ops.add(ops.multiply(values, width), middle)
-    return ops.reshape(ops.astype(values, dtype), shape)
-
-
-def _distribution(parameter: Parameter, description: Description) -> tuple[float, float]:
-    """Return the center and the half width of the uniform distribution of a parameter."""
-    path, unit = parameter.path, 3**0.5  # half width of a uniform distribution of variance 1
-    if path == ("embedding",):
-        return 0.0, unit
-    if path[-1] == "weight" and "norm" in str(path[-2]):
-        return (0.0 if description.norm == "rms1" else 1.0), 0.1 * unit
-    if len(parameter.shape) == 1 or str(path[-1]).endswith("bias"):
-        return 0.0, 0.1 * unit
-    return 0.0, unit * parameter.shape[-1] ** -0.5
 
 
 # --- a decoder's parameters and their names in files -----------------------------------------
@@ -677,10 +608,7 @@ _PREFIXES = ("model.", "language_model.model.", "model.language_model.", "langua
 def _by_usual_names(
     stored: Mapping[str, Segment], tensor_names: Sequence[tuple[str, str]]
 ) -> dict[str, Segment]:
-    """Return the tensors by their names in a text-only model.
-
-    A multimodal model has its decoder below `language_model`; one without its head has no prefix.
-    """
+    """Return the tensors by their names in a text-only model that has its head."""
     for theirs, ours in tensor_names:
         stored = {name.replace(theirs, ours): part for name, part in stored.items()}
     prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in stored), "model.")

@@ -23,10 +23,7 @@ Step = tuple[str, Layer, Parameters]
 
 
 class Recomputed(Wrapper):
-    """A layer whose activations are recomputed in the backward pass; a chain, segment by segment.
-
-    Its results are those of the layer inside. On an engine without gradients it is that layer.
-    """
+    """A layer whose activations are recomputed in the backward pass, segment by segment."""
 
     @property
     def label(self) -> str:

@@ -1,7 +1,4 @@
-"""`nn.save` and `nn.load`: a safetensors file with the parameters, and the layers as JSON.
-
-Layers and other records are stored as the names of their classes and their fields, without code.
-"""
+"""`nn.save` and `nn.load`: a safetensors file with the parameters, and the layers as JSON."""
 
 from __future__ import annotations
 

@@ -168,11 +168,7 @@ def finite_numbers(
 
 
 def number_or_array(op: str, name: str, value: Any, kinds: tuple[str, ...]) -> Any:
-    """Return a Python number, or an array without axes whose dtype is of one of the kinds.
-
-    A number may be infinite or NaN: a check would make compiled code depend on its value, and be
-    compiled again for each one.
-    """
+    """Return a number, perhaps NaN, or an array without axes whose dtype is of one of the kinds."""
     number = python_number(value)
     if type(number) in (int, float):
         return number

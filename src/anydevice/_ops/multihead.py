@@ -226,10 +226,7 @@ def _weighted_values(
     soft_cap: float | None,
     sinks: ArrayT | None,
 ) -> ArrayT:
-    """Return the mean of the values for each query; k is (batch, kv heads, size, keys).
-
-    The query heads of one key head are rows of one product, so that no key is copied.
-    """
+    """Return the mean of the values for each query; k is (batch, kv heads, size, keys)."""
     batch, heads, queries, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[3]
     groups = heads // kv_heads

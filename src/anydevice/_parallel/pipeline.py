@@ -47,10 +47,7 @@ DISK = "disk"
 
 
 class Place(Record):
-    """The place of parameters: on `device`, which computes with them, unless they are `held`.
-
-    Held ones are in host memory, "cpu", or on disk, and come to the device as they are needed.
-    """
+    """The place of parameters: on `device`, or `held` in host memory ("cpu") or on disk."""
 
     device: Device
     held: Held = ""

@@ -1,7 +1,4 @@
-"""Cards that need not be here, and clusters of them in words: "16xH100-80GB".
-
-The table has the makers' figures; `training_plan.FITTED` has the measured shares of them.
-"""
+"""Cards that need not be here, and clusters of them in words: "16xH100-80GB"."""
 
 from __future__ import annotations
 

@@ -108,10 +108,7 @@ class ModelConfig(Record):
 
     @property
     def model_class(self) -> str:
-        """The class that the config names, without the family's name: "ForMaskedLM"; "" if none.
-
-        Raises `ConfigurationError` if it is not a class of the family.
-        """
+        """The class that the config names, without the family's name: "ForMaskedLM"; "" if none."""
         classes = None if self.part else self.entries("architectures")
         if not classes:
             return ""
@@ -243,10 +240,7 @@ def is_gguf_path(path: Path) -> bool:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Read the config in a file, in a folder's `config.json`, or in the metadata of a GGUF file.
-
-    Raises `ConfigurationError` if there is none, or it is not a JSON object.
-    """
+    """Read the config in a file, in a folder's `config.json`, or in the metadata of a GGUF file."""
     if is_gguf_path(path):
         return gguf_config(path)
     file = path / CONFIG_NAME if path.is_dir() else path

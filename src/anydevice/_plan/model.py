@@ -131,10 +131,7 @@ def shape_of(
 
 
 def _from_config(config: ModelConfig, dtype: str | None, *, partly: bool = False) -> ModelShape:
-    """Return the shape of the model that a config describes, with `partly` of its text part.
-
-    Raises `ConfigurationError` if it is not in the tables, or a number is missing or wrong.
-    """
+    """Return the shape of the model that a config describes, with `partly` of its text part."""
     if not config.known:
         known = f"one of the {len(ARCHITECTURES) + len(ENCODERS)} that are known"
         called = f"the architecture {shortened(config.family)!r} is not {known}"

@@ -398,10 +398,7 @@ Change = Literal["context", "batch", "kv_dtype", "dtype", "weights"]
 
 
 class Placement(Record):
-    """A device's part of a model: a range of layers, and the bytes that they need there.
-
-    `free` is the device's free memory, within the limit of `configure(memory=…)`.
-    """
+    """A device's part of a model: its layers and their bytes, and the memory `free` there."""
 
     device: Device
     layers: range
@@ -697,11 +694,7 @@ class _Request(Record):
 def planned_units(
     plan: Plan, are_layers: Sequence[bool], parameters: int | None
 ) -> list[Placement]:
-    """Return the placement of each unit of a model; `are_layers` says which units are layers.
-
-    Raises `ConfigurationError` for a plan that does not fit or is for another model, by the number
-    of layers and `parameters`.
-    """
+    """Return the placement of each unit of a model; `are_layers` says which units are layers."""
     if not plan.fits:
         raise ConfigurationError(
             'this plan does not fit; give places such as ["cuda:0", "cpu", "disk"]',

@@ -263,10 +263,7 @@ def quantized(shape: ModelShape, name: str) -> ModelShape:
 
 
 def in_scheme(shape: ModelShape, scheme: str) -> ModelShape:
-    """Return the shape with its weights quantized to one of `SCHEMES`, and the head as it is then.
-
-    With 6 bits and fewer, the head, or the embedding that stands for it, has 6 bits.
-    """
+    """Return the shape quantized to one of `SCHEMES`, with its head in 6 bits or more."""
     bits = SCHEMES[scheme]
     fine = SCHEMES["q6_k"] if scheme not in ("q8_0", "fp8") else bits
 

@@ -175,11 +175,7 @@ def _device_of(value: Any) -> Device | None:
 
 
 def _put_back(parts: Call, devices: Mapping[str, Device]) -> None:
-    """Move objects that changed in place back, with new leaves such as gradients; all or none.
-
-    Their device has just run out of memory. If they do not fit there, warn: the result matters
-    more than where the model is.
-    """
+    """Move objects that changed in place back with new leaves; if they do not fit, warn."""
     try:
         leaves, rebuild = flatten(parts, is_array)
         values = list(leaves.values)

@@ -88,11 +88,7 @@ class TrainingRun(Record):
 
 
 class CardMemory(Record):
-    """The bytes that a card needs, part by part.
-
-    `overhead` is what a process takes beside its tensors: the driver's context, workspaces, the
-    communicators, and what the allocator holds idle.
-    """
+    """The bytes that a card needs; `overhead` is what a process takes beside its tensors."""
 
     weights: int
     gradients: int
@@ -150,11 +146,7 @@ def _stage(shape: ModelShape, run: TrainingRun) -> int:
 
 
 def _communication_bytes(shape: ModelShape, run: TrainingRun, several: bool) -> int:
-    """Return the bytes of gathered weights in 16 bits, their buffer, and gradients to reduce.
-
-    Embedding and head are gathered as one, before the first layer, and layers one ahead. A
-    pipeline keeps its stage gathered, and its gradients whole until the last micro-batch.
-    """
+    """Return the bytes of gathered weights in 16 bits, their buffer, and gradients to reduce."""
     parameters = _stage(shape, run)
     if run.strategy == "replicate":
         return (HALF + run.reduced * several) * parameters  # casts, and the buckets of gradients

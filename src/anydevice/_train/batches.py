@@ -287,10 +287,7 @@ def placer(device: Device) -> Callable[[Any], Any]:
 def first_of(
     data: Any, seed: int, epoch: int, name: str, form: Callable[[Any], Any] | None = None
 ) -> Any:
-    """Return the first batch, not placed; `None` if the data can be iterated only once.
-
-    Raises `ConfigurationError` if the data is empty, or the batch is no pair of numeric arrays.
-    """
+    """Return the first batch, not placed; `None` if the data can be iterated only once."""
     if isinstance(data, Iterator):
         return None
     for batch in _source(data, seed, epoch):

@@ -183,10 +183,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
 
 
 def lock_training(path: Path) -> ExitStack:
-    """Lock the file of a training until the stack is closed; raise if another one saves to it.
-
-    A file that cannot be locked (Windows, some network drives) is not guarded.
-    """
+    """Lock the file of a training until the stack is closed; raise if another one saves to it."""
     lock = ExitStack()
     try:
         lock.enter_context(FileLock(path))

@@ -58,10 +58,7 @@ _INSTEAD = "train in one process, or on several devices of JAX, which compute wh
 
 
 def mesh_of(model: Any, device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]:
-    """Return the device of a training, and the mesh if there are several; check the arguments.
-
-    Several devices of PyTorch in one process are a tuple: each needs a process of its own.
-    """
+    """Return the device of a training, and the mesh if there are several; check the arguments."""
     if isinstance(device, list | tuple):
         raise ConfigurationError(
             f"device= is one device, and {device!r} is a list; use devices= for several",

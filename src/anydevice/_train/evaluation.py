@@ -206,11 +206,7 @@ class _Batch(Record):
 
 
 class _Runner:
-    """A model that is ready to run, with everything the loss needs.
-
-    `activation` is the final activation that the loss includes and metrics do not. `module` is the
-    model as passed to a loss that takes the model.
-    """
+    """A model that is ready to run; `activation` and `module` are for its loss."""
 
     def __init__(self, model: Compiled, loss: Any, activation: str | None, module: Any) -> None:
         self.device = model.device

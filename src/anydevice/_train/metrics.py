@@ -1,7 +1,4 @@
-"""Metrics of a model's outputs, added up over batches.
-
-Counts and sums stay on the device until the end, so no batch waits; ranks are computed on the host.
-"""
+"""Metrics of a model's outputs, added up over batches on the device."""
 
 from __future__ import annotations
 

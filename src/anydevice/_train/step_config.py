@@ -107,10 +107,7 @@ def default_optimize(device: Device, model: Model, epochs: int, batches: int | N
 
 
 class CompiledSteps:
-    """Compiles the functions of a step; `how` describes the result; `quiet` suppresses warnings.
-
-    `fixed` promises that the values the functions close over never change.
-    """
+    """Compiles the functions of a step; with `fixed`, the values they close over never change."""
 
     def __init__(self, engine: Engine, optimize: str, *, fixed: bool) -> None:
         compilers = compilers_for(engine, optimize)

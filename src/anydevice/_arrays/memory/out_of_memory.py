@@ -1,8 +1,4 @@
-"""Out of memory: every library's own error becomes an `OutOfMemoryError`, which says what to do.
-
-Nothing here takes time before an error. After one, the memory of the failed call is freed, and the
-message omits facts that cannot be read without memory.
-"""
+"""Out of memory: every library's own error becomes an `OutOfMemoryError` that says what to do."""
 
 from __future__ import annotations
 
@@ -226,10 +222,7 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
 
 
 def _unfinished_frames(frames: list[FrameType]) -> set[FrameType | None]:
-    """Return the frames of generators and coroutines that have not ended.
-
-    Before Python 3.13, clearing one ends its generator. Only an unfinished owner refers to it.
-    """
+    """Return the frames of unfinished generators and coroutines, which clearing would end."""
     resumable = [frame for frame in frames if frame.f_code.co_flags & _RESUMABLE]
     unfinished: set[FrameType | None] = set()
     for owner in gc.get_referrers(*resumable) if resumable else ():

@@ -127,10 +127,7 @@ def memory_stats(device: Device | str | None = None) -> MemoryStats:
 
 
 class PeakMeter:
-    """The highest memory in use on a device, in bytes, since the meter was made.
-
-    On a CPU it is the memory of the whole process. `before` is what was in use at the start.
-    """
+    """The peak of memory in use on a device since the meter was made, and the use `before`."""
 
     def __init__(self, device: Device) -> None:
         self._counter = _ProcessCounter() if device.backend == "cpu" else _LibraryCounter(device)

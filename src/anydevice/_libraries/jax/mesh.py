@@ -1,7 +1,4 @@
-"""Arrays over the devices of a mesh, by JAX's own sharding. Importing this imports JAX.
-
-With several processes, each makes the parts of an array for its own devices.
-"""
+"""Arrays over the devices of a mesh, by JAX's own sharding. Importing this imports JAX."""
 
 from __future__ import annotations
 
@@ -61,10 +58,7 @@ def is_joined() -> bool:
 
 
 def join(launched: Launched | None) -> JaxProcesses:
-    """Return the processes of `jax.distributed`, joining them if necessary.
-
-    Raises `ConfigurationError` if JAX has already started its devices.
-    """
+    """Return the processes of `jax.distributed`, joined before JAX starts its devices."""
     if not is_joined():
         assert launched is not None, "a process alone joins none"
         if jax_started():
@@ -125,10 +119,7 @@ def replicated(x: jax.Array, mesh: MeshLike) -> jax.Array:
 
 
 def divided(x: jax.Array, mesh: MeshLike) -> jax.Array:
-    """Return an array with its rows divided over all devices, replicated if that is uneven.
-
-    Compiled code divides uneven rows too: XLA pads them, and keeps the padding out of every sum.
-    """
+    """Return an array with its rows divided over all devices, replicated if that is uneven."""
     if isinstance(x, jax.core.Tracer) and x.ndim:
         place = NamedSharding(_native(mesh), PartitionSpec(_AXES))
         return jax.lax.with_sharding_constraint(x, place)

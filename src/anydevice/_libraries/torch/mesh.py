@@ -178,10 +178,7 @@ def _count_collectives() -> dict[str, int]:
 
 
 def leave() -> None:
-    """End the group when the program ends: a process that leaves early would break the others.
-
-    A program that failed does not wait for the others, which may wait for it: they see it end.
-    """
+    """End the group with the program; one that failed does not wait for the others."""
     if not distributed.is_initialized() or getattr(sys, "last_value", None) is not None:
         return
     stop_watching()
@@ -331,10 +328,7 @@ def joined_as(other: torch.Tensor, part: torch.Tensor) -> Any:
 
 
 def fully_sharded(module: torch.nn.Module, mesh: MeshLike) -> Any:
-    """Return the module, sharded in place by FSDP2.
-
-    Its blocks are sharded and gathered one by one. Gradients become sums over all processes.
-    """
+    """Shard the module in place by FSDP2, block by block; gradients become global sums."""
     try:
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -421,10 +415,7 @@ def whole(x: torch.Tensor) -> Any:
 def clip_parts(
     parts: Sequence[torch.Tensor], counts: Sequence[bool], limit: float, mesh: MeshLike
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Clip gradients that are divided over processes to a global norm; return both.
-
-    `counts` tells whether a part counts here: one that each process has whole counts only once.
-    """
+    """Clip gradients that are divided over processes to a global norm; return both."""
     squares = [x.float().square().sum() for x, own in zip(parts, counts, strict=True) if own]
     square = torch.stack(squares).sum() if squares else parts[0].new_zeros((), dtype=torch.float32)
     norm = summed(square, mesh).sqrt()

@@ -41,10 +41,7 @@ class WeightFetcher(Protocol):
 
 
 def module_units(module: nn.Module) -> Units:
-    """Return the units that a module can be cut into.
-
-    Raises `ConfigurationError` for a module without a list of layers.
-    """
+    """Return the units that a module can be cut into; it needs a list of layers."""
     blocks = _blocks(module)
     if blocks is None:
         raise ConfigurationError(

@@ -1,7 +1,4 @@
-"""Steps of PyTorch modules, as in a hand-written loop: autograd, autocast, optimizers.
-
-The module is trained in place, and the user's optimizer keeps its state.
-"""
+"""Steps of PyTorch modules in place, as in a hand-written loop: autograd, autocast, optimizers."""
 
 from __future__ import annotations
 
@@ -94,11 +91,7 @@ class TorchLayer(ModuleLayer):
 
 
 class TorchStepper(Stepper):
-    """Takes steps of a module with an optimizer of `torch.optim`, or one of ours.
-
-    `schedule` is one of `torch.optim.lr_scheduler`, or `None`. A loss that is NaN or infinite stops
-    all later steps; on an accelerator it is detected after the steps in flight.
-    """
+    """Takes steps of a module; a NaN or infinite loss stops all later ones."""
 
     def __init__(
         self,

@@ -30,11 +30,7 @@ def flags_file() -> Path:
 
 
 def refused_flags(text: str) -> dict[str, str]:
-    """Return the flags of `text` that XLA would end the process for, each with a sentence.
-
-    Verdicts are kept for this version of jaxlib. Without jaxlib, or if XLA does not start without
-    flags either, none is refused.
-    """
+    """Return the flags of `text` that this XLA would end the process for, each with a sentence."""
     version, flags = distributions().get("jaxlib"), text.split()
     if version is None or not text.lstrip().startswith("--"):  # a file of flags
         return {}
