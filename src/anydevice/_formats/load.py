@@ -530,7 +530,7 @@ def in_file_order(arrays: Mapping[Any, Stored]) -> list[Any]:
     ranks: dict[Path, int] = {}
     order = []
     for number, stored in enumerate(arrays.values()):
-        tensor = stored_parts(stored)[0].parts[0].tensor
+        tensor = (stored[0] if isinstance(stored, tuple) else stored).parts[0].tensor
         order.append((ranks.setdefault(tensor.path, len(ranks)), tensor.start, number))
     keys = list(arrays)
     return [keys[number] for _, _, number in sorted(order)]

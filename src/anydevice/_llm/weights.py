@@ -32,6 +32,7 @@ from anydevice._formats.load import (
     Segment,
     Stored,
     load_joined,
+    stored_parts,
 )
 from anydevice._formats.quantize import SCHEMES, fitting, quantizer_of
 from anydevice._formats.quantized_folder import QuantizedTensor, quantized_tensors
@@ -93,20 +94,28 @@ class Weights(Record):
         shape = parameter.shape
         if not parameter.quantizable:
             return Joined(shape, dtype, tuple(parts))
-        groups = [(s, tuple(p)) for s, p in groupby(parts, lambda part: part.tensor.scheme)]
-        if not self.stored or (len(groups) > 1 and len(shape) > 2):
-            groups = [(None, tuple(parts))]
+        schemes = [part.tensor.scheme if self.stored else None for part in parts]
+        if len(set(schemes)) > 1:
+            if len(shape) == 2:
+                return self._plan_apart(parameter, parts, dtype)
+            schemes = [None]
+        quantizer = None
+        if schemes[0] is None and self.quantizer is not None:
+            quantizer = self.quantizer(parameter.path, shape)
+        if schemes[0] is None and quantizer is None:
+            return Joined(shape, dtype, tuple(parts))
+        return Packed(shape, tuple(parts), quantizer)
+
+    def _plan_apart(
+        self, parameter: Parameter, parts: Sequence[Segment], dtype: DType
+    ) -> tuple[Joined | Packed, ...]:
         planned: list[Joined | Packed] = []
-        for scheme, own in groups:
-            quantizer = None
-            if scheme is None and self.quantizer is not None:
-                quantizer = self.quantizer(parameter.path, shape)
-            rows = sum(part.size for part in own) // prod(shape[1:])
-            if scheme is None and quantizer is None:
-                planned.append(Joined((rows, *shape[1:]), dtype, own))
-            else:
-                planned.append(Packed((rows, *shape[1:]), own, quantizer))
-        return planned[0] if len(planned) == 1 else tuple(planned)
+        for _, group in groupby(parts, lambda part: part.tensor.scheme):
+            own = list(group)
+            rows = sum(part.size for part in own) // prod(parameter.shape[1:])
+            piece = replace(parameter, shape=(rows, *parameter.shape[1:]))
+            planned += stored_parts(self.plan(piece, own, dtype))
+        return tuple(planned)
 
 
 AS_STORED = Weights()
@@ -132,10 +141,11 @@ def weights_option(choice: str, description: Description) -> Weights:
         return fitting("Q6_K" if fine else choice.upper(), shape[-1]).lower()
 
     others: dict[tuple[int, str], TreePath] = {}
-    for each in parameters_of(description):
-        other = scheme(each.path, each.shape)
-        if each.quantizable and each.shape[0] > 1 and other not in (choice, "q6_k"):
-            others.setdefault((each.shape[-1], other or "left in floating point"), each.path)
+    for parameter in parameters_of(description):
+        path, shape = parameter.path, parameter.shape
+        other = scheme(path, shape)
+        if parameter.quantizable and shape[0] > 1 and other not in (choice, "q6_k"):
+            others.setdefault((shape[-1], other or "left in floating point"), path)
     if others:
         rows = [
             f"those of {size} numbers, such as {'.'.join(map(str, path))}, are {kind}"
@@ -217,7 +227,7 @@ def _check_scales(stored: Iterable[Segment], *, widen: bool) -> None:
 def decoder_tensors(path: Path, description: Description) -> dict[str, Segment]:
     """Return the tensors of a folder that a decoder consists of, by the names of Llama's files."""
     stored = _folder_tensors(path, description)
-    parts = [_parts(each, stored, "", path) for each in parameters_of(description)]
+    parts = [_parts(parameter, stored, "", path) for parameter in parameters_of(description)]
     used = {part.tensor.name for several in parts for part in several}
     left = {name for name, part in stored.items() if part.tensor.name not in used}
     _refuse_left_over(left, stored, description)

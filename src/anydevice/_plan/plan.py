@@ -161,6 +161,8 @@ def _memory_of(device: Device, recent: bool) -> AvailableMemory | None:
     if recent and not registry.loaded_engines():
         # Discovery has just read the free memory; the driver would take as long again.
         free = facts.free_memory
+    elif device.backend == "cpu":
+        free = device.facts.free_memory  # no library keeps memory of the host for later
     else:
         # A plan on the command line does not need it.
         from anydevice._arrays.memory.stats import memory_stats

@@ -267,8 +267,8 @@ def in_scheme(shape: ModelShape, scheme: str) -> ModelShape:
     bits = SCHEMES[scheme]
     fine = SCHEMES["q6_k"] if scheme not in ("q8_0", "fp8") else bits
 
-    def size(weights: int, each: float) -> int:
-        return int(weights * each / 8)
+    def size(weights: int, width: float) -> int:
+        return int(weights * width / 8)
 
     tied = shape.tied_embeddings
     note = f"weights quantized to {scheme} are counted with {bits:g} bits each, scales included"

@@ -27,7 +27,7 @@ from anydevice._core.protocols import StepState
 from anydevice._core.record import NOTHING, Record, as_dict, replace
 from anydevice._core.trees import difference, leaves, mapped, partition, refilled
 from anydevice._formats import model as tensor_files
-from anydevice._formats.packed import Packed
+from anydevice._formats.packed import PackedTree
 from anydevice._libraries.layers import ModuleLayer
 from anydevice._machine.engines.registry import owner_of
 from anydevice._nn.layer import Layer
@@ -229,7 +229,7 @@ def read_checkpoint(
         counts = {name: metadata[name] for name in ("batches", "started", "steps")}
         own = None
         if metadata.get("own") is not None:
-            own = Packed(trees.get("own") or {})
+            own = PackedTree(trees.get("own") or {})
             own.text = metadata["own"]
         step = StepState(
             trees["parameters"],
