@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from anydevice import __version__
 from anydevice._arrays.memory.stats import memory_stats
-from anydevice._bench.ceilings import ceiling_of, measure_ceilings
+from anydevice._bench.measure import ceiling_of, measure_ceilings
 from anydevice._bench.results import Ceiling
 from anydevice._check.runners import Progress, runner
 from anydevice._core.dtypes import as_dtype

@@ -10,7 +10,6 @@ from anydevice._ops.manipulation import *
 from anydevice._ops.mixture import *
 from anydevice._ops.multihead import *
 from anydevice._ops.products import *
-from anydevice._ops.quantized import *
 from anydevice._ops.reduce import *
 from anydevice._ops.training import *
 
