@@ -228,7 +228,6 @@ def prefetch(loader: Iterable[Any], device: Device | str, depth: int = 2) -> Pre
     The loop gets the batches in order, moved by `to_device`, while a thread works on the next ones.
     Loading, copying and computing overlap as far as the loader releases the GIL.
 
-    >>> import numpy
     >>> [int(batch["x"].sum()) for batch in prefetch([{"x": numpy.ones(n)} for n in (1, 2)], "cpu")]
     [1, 2]
 

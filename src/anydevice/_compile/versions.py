@@ -80,7 +80,6 @@ def split_inputs(
 ) -> tuple[CallSignature, list[Array]]:
     """Split a call into its signature and its arrays.
 
-    >>> import numpy
     >>> signature, arrays = split_inputs([{"x": numpy.ones(2), "mask": None}], {"scale": 3})
     >>> len(arrays), signature.filled(["an array"])
     (1, (({'x': 'an array', 'mask': None},), {'scale': 3}))
@@ -229,10 +228,6 @@ class FallbackFunction:
             raise
         except Exception as own:
             raise own from failed
-        self._fall_back(failed)
-        return result
-
-    def _fall_back(self, failed: Exception) -> None:
         before = f"not {self._name}: {_reason(failed)}"
         if self._further:
             self._name, make = self._further.pop(0)
@@ -240,6 +235,7 @@ class FallbackFunction:
         else:
             self._name, self._run = AS_WRITTEN, self._function
         self._warn(f"{before}; {self._name} instead")
+        return result
 
 
 class Program:

@@ -34,11 +34,7 @@ class Wish(Record):
 
 
 class Measured(Record):
-    """How long each engine took on a device for the same `count` calls of ops, fastest first.
-
-    >>> print(Measured("cuda:0", (("jax", 0.25), ("torch", 0.5)), 60))
-    jax was the fastest of those measured here: 60 calls in 250 ms, torch 500 ms
-    """
+    """How long each engine took on a device for the same `count` calls of ops, fastest first."""
 
     device: str
     totals: tuple[tuple[str, float], ...]

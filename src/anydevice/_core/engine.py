@@ -311,12 +311,6 @@ class consuming:  # noqa: N801 - it is used like a function
 
     `skip` is a float32 array without axes on their device: if it is 1, an update in place must
     change nothing. An update that makes new arrays ignores it.
-
-    >>> with consuming():
-    ...     donation.allowed
-    True
-    >>> donation.allowed
-    False
     """
 
     def __init__(self, skip: Array | None = None) -> None:

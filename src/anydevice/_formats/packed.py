@@ -20,7 +20,6 @@ class PackedTree(dict[str, Any]):
 def packed(value: Any) -> PackedTree:
     """Return a nested value of dicts, lists, tuples, numbers, text and tensors, ready for a file.
 
-    >>> import numpy
     >>> tensors = packed({"state": {0: {"step": numpy.ones(())}}, "betas": (0.9, 0.99)})
     >>> list(tensors), unpacked(tensors)["betas"]
     (['0'], (0.9, 0.99))

@@ -121,8 +121,6 @@ def cast_weights(layer: Layer, parameters: Parameters, dtype: str) -> Parameters
 
     State keeps its dtype, since a variance may overflow a narrower one.
 
-    >>> import numpy
-    >>> from anydevice import nn
     >>> norm = {name: numpy.ones(1) for name in ("weight", "bias", "mean", "variance")}
     >>> {name: str(x.dtype) for name, x in cast_weights(nn.BatchNorm(1), norm, "float16").items()}
     {'weight': 'float16', 'bias': 'float16', 'mean': 'float64', 'variance': 'float64'}

@@ -75,9 +75,6 @@ def part(library: str, name: str) -> ModuleType:
 def adapter_of(model: Any) -> ModelAdapter:
     """Return the adapter through which a model is moved, compiled and verified.
 
-    >>> adapter_of(abs).kind
-    'function'
-
     Raises `ConfigurationError` for anything but a model or a function.
     """
     from anydevice._libraries import native  # it imports `base`, which imports this module

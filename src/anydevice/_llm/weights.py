@@ -8,7 +8,7 @@ are checked before anything large is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby, pairwise
 from math import prod
@@ -199,7 +199,11 @@ def plan_parameters(
     if is_gguf_path(path):
         return plan_parameters(read_gguf(path), description, dtype, weights)
     stored = _folder_tensors(path, description)
-    _check_scales(stored.values(), widen=not weights.stored)
+    widen = not weights.stored
+    with OpenFiles() as files:
+        for part in stored.values():
+            if isinstance(part.tensor, QuantizedTensor):
+                part.tensor.check(files.of(part.tensor), widen=widen)
     return plan_stored(stored, description, dtype, source=path, weights=weights)
 
 
@@ -214,14 +218,6 @@ def _folder_tensors(path: Path, description: Description) -> dict[str, Segment]:
         tensors = quantized_tensors(entries, method_of(settings), settings, config)
     stored = {name: Segment(tensor) for name, tensor in tensors.items()}
     return _by_usual_names(stored, description.tensor_names)
-
-
-def _check_scales(stored: Iterable[Segment], *, widen: bool) -> None:
-    """Raise for scales that are not finite or not supported, before anything large is read."""
-    with OpenFiles() as files:
-        for part in stored:
-            if isinstance(part.tensor, QuantizedTensor):
-                part.tensor.check(files.of(part.tensor), widen=widen)
 
 
 def decoder_tensors(path: Path, description: Description) -> dict[str, Segment]:

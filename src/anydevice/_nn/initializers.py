@@ -32,7 +32,6 @@ class Initializer(Settings):
 class Constant(Initializer):
     """The same number everywhere.
 
-    >>> import anydevice
     >>> Constant(2.0)(anydevice.rng(0, "cpu"), (2,), 1, 1).tolist()
     [2.0, 2.0]
     """

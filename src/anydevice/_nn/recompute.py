@@ -66,7 +66,6 @@ def recompute(model: Model | Layer) -> Model | Layer:
     without blocks is cut into segments of several layers, and each segment keeps only its input:
     n layers keep about 2√n activations at once.
 
-    >>> from anydevice import nn
     >>> block = nn.TransformerBlock(8, 2)
     >>> recompute(nn.Chain(nn.Dense(4, 8), block)).layers[1] == Recomputed(block)
     True

@@ -66,7 +66,6 @@ def experts(
     matrices whose sizes are multiples of 8. In code compiled by PyTorch every expert computes every
     token, except for a few choices.
 
-    >>> import numpy
     >>> gate_up, down = numpy.ones((3, 2, 1)), numpy.array([[[1.0]], [[10.0]], [[100.0]]])
     >>> chosen, weights = numpy.array([[0, 2], [1, -1]]), numpy.array([[0.5, 0.5], [1.0, 0.0]])
     >>> experts(numpy.ones((2, 1)), gate_up, down, chosen, weights).round(2).tolist()

@@ -92,7 +92,6 @@ def attention(
     A key that `lengths` or `mask` excludes from every query may hold anything, and its value too:
     NaN there reaches neither the result nor a gradient. What some queries attend to must be finite.
 
-    >>> import numpy
     >>> q, k = numpy.zeros((1, 1, 2, 4)), numpy.zeros((1, 1, 2, 4))
     >>> v = numpy.arange(8.0).reshape(1, 1, 2, 4)
     >>> attention(q, k, v, causal=True).tolist()
@@ -360,7 +359,6 @@ def rope(
     any. Both need `original_max_position_embeddings`; longrope needs `factor`, by how much the
     context was extended, or `attention_factor`.
 
-    >>> import numpy
     >>> rope(numpy.ones((1, 1, 2, 2)), numpy.array([0, 1])).round(3).tolist()
     [[[[1.0, 1.0], [-0.301, 1.382]]]]
     """

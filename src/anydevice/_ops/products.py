@@ -48,7 +48,6 @@ def matmul(a: ArrayT, b: ArrayT) -> ArrayT:
     The axes before the last two broadcast. 16-bit numbers are added up in float32 and rounded
     once.
 
-    >>> import numpy
     >>> matmul(numpy.ones((5, 2, 3)), numpy.ones((3, 4))).shape
     (5, 2, 4)
     """
@@ -71,7 +70,6 @@ def linear(x: ArrayT, weight: ArrayT, bias: ArrayT | None = None) -> ArrayT:
 
     x is (…, in), weight (out, in), bias (out,) or `None`; the result is (…, out).
 
-    >>> import numpy
     >>> linear(numpy.ones((2, 3)), numpy.ones((4, 3)), numpy.arange(4.0)).tolist()
     [[3.0, 4.0, 5.0, 6.0], [3.0, 4.0, 5.0, 6.0]]
     """
@@ -93,7 +91,6 @@ def linear(x: ArrayT, weight: ArrayT, bias: ArrayT | None = None) -> ArrayT:
 def outer(a: ArrayT, b: ArrayT) -> ArrayT:
     """Return the outer product of two vectors: (size of a, size of b).
 
-    >>> import numpy
     >>> outer(numpy.array([1, 2]), numpy.array([3, 4, 5])).tolist()
     [[3, 4, 5], [6, 8, 10]]
     """
@@ -113,7 +110,6 @@ def einsum(subscripts: str, *arrays: ArrayT) -> ArrayT:
     any axes, which broadcast. A letter that occurs twice in one array takes its diagonal. Arrays
     are multiplied from left to right; 16-bit numbers are added up in float32 and rounded once.
 
-    >>> import numpy
     >>> einsum("ij,j->i", numpy.array([[1, 2], [3, 4]]), numpy.array([1, 10])).tolist()
     [21, 43]
     >>> einsum("ii", numpy.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
@@ -316,7 +312,6 @@ def conv2d(
     (batch, filters, out height, out width), where out = (size + 2 padding - kernel) // stride + 1.
     This is a cross-correlation: filters are not flipped.
 
-    >>> import numpy
     >>> conv2d(numpy.ones((1, 2, 4, 4)), numpy.ones((3, 2, 3, 3)), padding=1)[0, 0].tolist()[0]
     [8.0, 12.0, 12.0, 8.0]
     """
@@ -359,7 +354,6 @@ def conv_transpose2d(
     output_padding. `conv2d` maps several sizes to the same one: `output_padding`, smaller than the
     stride, chooses among them.
 
-    >>> import numpy
     >>> x, weight = numpy.array([[[[1.0, 2.0]]]]), numpy.ones((1, 1, 1, 3))
     >>> conv_transpose2d(x, weight, stride=2).tolist()
     [[[[1.0, 1.0, 3.0, 2.0, 2.0]]]]
@@ -396,7 +390,6 @@ def max_pool2d(x: ArrayT, size: int | Pair, stride: int | Pair | None = None) ->
     the default stride is `size`. The result is (batch, channels, out height, out width), where
     out = (input - size) // stride + 1: a remainder at the end is ignored.
 
-    >>> import numpy
     >>> max_pool2d(numpy.arange(16.0).reshape(1, 1, 4, 4), 2).tolist()
     [[[[5.0, 7.0], [13.0, 15.0]]]]
     """
@@ -408,7 +401,6 @@ def max_pool2d(x: ArrayT, size: int | Pair, stride: int | Pair | None = None) ->
 def avg_pool2d(x: ArrayT, size: int | Pair, stride: int | Pair | None = None) -> ArrayT:
     """Return the mean of each window of an image; shapes as in `max_pool2d`.
 
-    >>> import numpy
     >>> avg_pool2d(numpy.arange(16.0).reshape(1, 1, 4, 4), 2).tolist()
     [[[[2.5, 4.5], [10.5, 12.5]]]]
     """
@@ -508,7 +500,7 @@ def dequantize(
     With `rows`, integers of any shape, return only these rows of the first axis, as `take` does:
     the rows of an embedding, or the matrices of experts.
 
-    >>> import numpy
+    >>> from anydevice._core.quantized import QuantizedWeight
     >>> codes, scales = numpy.array([[0x98], [0x7F]], "uint8"), numpy.ones((2, 1), "float16")
     >>> weight = QuantizedWeight("q4_0", (2, 2), 4, 2, codes, scales, zero=8)
     >>> dequantize(weight).tolist(), dequantize(weight, rows=numpy.array([1])).tolist()
@@ -533,7 +525,7 @@ def quantized_linear(x: ArrayT, weight: QuantizedWeight, bias: ArrayT | None = N
     x is (…, in), weight (out, in), bias (out,) or `None`; the result is (…, out). By definition,
     the weight is dequantized in float32, and products are added up in float32.
 
-    >>> import numpy
+    >>> from anydevice._core.quantized import QuantizedWeight
     >>> codes, scales = numpy.array([[0x98], [0x7F]], "uint8"), numpy.ones((2, 1), "float16")
     >>> weight = QuantizedWeight("q4_0", (2, 2), 4, 2, codes, scales, zero=8)
     >>> quantized_linear(numpy.array([[1.0, 2.0]], "float32"), weight).tolist()

@@ -311,11 +311,7 @@ def gguf_config(file: Path | GgufFile) -> ModelConfig:
 
 
 def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelConfig:
-    """Return the config of these values; of a multimodal model, its part for text.
-
-    >>> as_config({"model_type": "llama", "n_layer": 3}).number("layers")
-    3
-    """
+    """Return the config of these values; of a multimodal model, its part for text."""
     text, part = dict(values), ""
     family = str(values.get("model_type") or "")
     for name in _NESTED if family not in ENCODERS else ():
@@ -346,11 +342,6 @@ def locate(
     nothing is downloaded. A folder whose model is one GGUF file stands for that file. Raises
     `ConfigurationError` if there are several, or if the model is not there, with how to get it:
     `planning` says that its config is enough.
-
-    >>> locate("org/no-model", {"HF_HUB_CACHE": "/nowhere"})
-    Traceback (most recent call last):
-    anydevice.errors.ConfigurationError: org/no-model: there is no such file or folder, and \
-no such model in the Hugging Face cache /nowhere; to get it: hf download org/no-model
     """
     exists = False
     with suppress(OSError, RuntimeError, ValueError):  # no such user, or no file can be called this

@@ -201,10 +201,6 @@ class LayeredModel:
     where the two are on different devices, because the head is then a copy of the embedding. Every
     device needs the `activations`, the last one also the `logits`, and every one but the CPU an
     `overhead`, which follows from the bytes of the cache on it.
-
-    >>> model = LayeredModel((10, 10, 10), (1, 1, 1), first=5, last=0, tied=5, logits=2)
-    >>> model.on(range(0, 3)).weights, model.on(range(0, 1)).weights, model.on(range(2, 3)).total
-    (35, 15, 18)
     """
 
     def __init__(
@@ -279,10 +275,6 @@ def fill(
 
     `budgets` are the bytes of the devices, `cpus` the positions of the CPU among them. If the last
     range does not end at the last layer, the model does not fit in this order.
-
-    >>> model = LayeredModel((10,) * 6, (0,) * 6)
-    >>> [str(part.layers) for part in fill(model, (25, 5, 100))]
-    ['range(0, 2)', 'range(2, 6)']
     """
     ranges: list[LayerRange] = []
     start = 0
@@ -519,7 +511,6 @@ def plan_inference(
     accelerator is preferred to several, and several to the CPU, which takes the layers that do not
     fit on them. Nothing is loaded and no array library is imported.
 
-    >>> from anydevice import testing
     >>> model = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
     ...          "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
     ...          "vocab_size": 128256, "tie_word_embeddings": False}

@@ -70,9 +70,6 @@ class Quantization(Record):
 def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantization | None:
     """Return the format of a config's `quantization_config`; `None` if weights are not quantized.
 
-    >>> quantization_of({"quant_method": "gptq", "bits": 4, "group_size": 128}, "").method
-    'gptq'
-
     A format that is not known is counted by its bits, and `assumed` says so. Raises
     `ConfigurationError` if a value is not valid for the format.
     """

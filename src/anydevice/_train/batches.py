@@ -47,7 +47,6 @@ class Batches:
     batches. Without `shuffle`, examples keep the order of the arrays. `whole_only` drops an
     incomplete last batch.
 
-    >>> import numpy
     >>> data = Batches(numpy.arange(5), numpy.arange(5) * 10, size=2, shuffle=False)
     >>> [y.tolist() for x, y in data(seed=0, epoch=1)], len(data)
     ([[0, 10], [20, 30], [40]], 3)
@@ -331,11 +330,7 @@ def prefix_error(error: Exception, where: str) -> None:
 
 
 def pair_of(batch: Any) -> tuple[Any, Any]:
-    """Return the x and y of a batch as numeric arrays; raise `ConfigurationError` for others.
-
-    >>> pair_of([[[1.0, 2.0]], [3]])
-    (array([[1., 2.]], dtype=float32), array([3]))
-    """
+    """Return the x and y of a batch as numeric arrays; raise `ConfigurationError` for others."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise ConfigurationError(
             f"a batch must be a pair (x, y), not {_describe(batch)}", source="data"

@@ -112,7 +112,6 @@ def content_of(data: Any) -> dict[str, str]:
     if 1 % of the rows change, one of them is among these in 999 of 1000 cases. Only data that
     version 0.2 hashed in full has the name "content".
 
-    >>> from anydevice import nn
     >>> content_of(nn.Batches([1.5, 2.5], [0, 1], size=1))
     {'content': '4fc98d64ac8d78665331c09f2236dac4'}
     >>> content_of(lambda seed, epoch: [])
@@ -343,14 +342,6 @@ def fingerprint(value: Any) -> Any:
     Records are represented by class and fields; functions by module, name, closure and defaults,
     and by code unless they belong to a library. A recomputed layer has the fingerprint of the layer
     itself, since it computes the same.
-
-    >>> from anydevice import nn
-    >>> fingerprint(nn.Dropout(0.5))
-    {'kind': 'Dropout', '.rate': 0.5}
-    >>> fingerprint(nn.recompute(nn.Dropout(0.5))) == fingerprint(nn.Dropout(0.5))
-    True
-    >>> fingerprint(nn.cross_entropy)
-    {'function': 'anydevice.nn.cross_entropy'}
     """
     if isinstance(value, _PLAIN):
         return value
@@ -381,13 +372,7 @@ def fingerprint(value: Any) -> Any:
 
 
 def setting_difference(before: Any, now: Any, where: str) -> str | None:
-    """Return a sentence about the first difference of two fingerprints; `None` if they are equal.
-
-    >>> from anydevice import nn
-    >>> two = (fingerprint(nn.Chain(nn.Dense(2, size), "relu")) for size in (3, 4))
-    >>> setting_difference(*two, "layer")
-    'its layer.layers[0].outputs was 3, and now it is 4'
-    """
+    """Return a sentence about the first difference of two fingerprints; `None` if there is none."""
     if isinstance(before, dict) and isinstance(now, dict) and _shape(before) == _shape(now):
         return _part_difference(before, now, where)
     if isinstance(before, list) and isinstance(now, list):

@@ -59,11 +59,6 @@ class Scratch:
     """Memory for intermediate results, used again for each chunk of an array.
 
     Allocating and clearing it each time would take as long as computing.
-
-    >>> scratch = Scratch()
-    >>> first = scratch("squares", 2, 3)
-    >>> first.shape, np.shares_memory(first, scratch("squares", 4))
-    ((2, 3), True)
     """
 
     def __init__(self) -> None:
@@ -347,7 +342,6 @@ def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Ra
     `seed` is an integer of 0 or more, or the `state` of a generator to continue from. The numbers
     are arrays of the device's engine on `device`; the default is `anydevice.device()`.
 
-    >>> import anydevice
     >>> random = rng(7, anydevice.device("cpu", engine="numpy"))
     >>> random.uniform(2).tolist()
     [0.16372650861740112, 0.8720734119415283]
