@@ -12,13 +12,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from anydevice._core.array import Array
 from anydevice._core.hooks import is_of
 from anydevice._core.text import shortened, type_text
-from anydevice._libraries.precision import Policy
 from anydevice._libraries.registry import part, row_of
 from anydevice._nn.layer import Layer, Run
 from anydevice._nn.losses import LOSSES
@@ -30,23 +29,6 @@ TARGETS = ("labels", "label", "label_ids", "targets", "target", "y")
 
 Loss = Callable[..., Array]
 """A function of (output, y), or of (model, batch) if its first parameter is called `model`."""
-
-
-class StepSettings(Protocol):
-    """The settings of a step that a library's own stepper reads."""
-
-    @property
-    def layer(self) -> Layer: ...
-    @property
-    def loss(self) -> Loss: ...
-    @property
-    def optimizer(self) -> Optimizer: ...
-    @property
-    def policy(self) -> Policy: ...
-    @property
-    def clip(self) -> float | None: ...
-    @property
-    def accumulate(self) -> int: ...
 
 
 class ModuleLayer(Layer):

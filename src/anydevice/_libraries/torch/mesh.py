@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,12 +25,15 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
-from anydevice._core.protocols import Launched, MeshLike
+from anydevice._core.protocols import Launched
 from anydevice._core.record import Record, replace
 from anydevice._core.trees import mapped
 from anydevice._libraries.exchange import HostExchange
 from anydevice._libraries.group import PortBoard, free_port, meet, seal, stop_watching, unseal
 from anydevice._machine.engines import registry
+
+if TYPE_CHECKING:
+    from anydevice._parallel.mesh import Mesh
 
 # The names before PyTorch 2.13 are deprecated.
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
@@ -197,7 +200,7 @@ def part_of(x: torch.Tensor) -> Any:
 class Layout(Record):
     """The layout of a tensor over the processes of a mesh: the axis it is cut along, its shape."""
 
-    mesh: MeshLike
+    mesh: Mesh
     axis: int | None
     shape: tuple[int, ...]
 
@@ -286,7 +289,7 @@ def _pad_rows(rows: torch.Tensor, count: int) -> Any:
     return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
 
 
-def layout_of(x: torch.Tensor, mesh: MeshLike) -> Layout:
+def layout_of(x: torch.Tensor, mesh: Mesh) -> Layout:
     """Return the layout of a tensor: cut along its longest axis that divides evenly, if any."""
     shape = tuple(x.shape)
     axes = [axis for axis, size in enumerate(shape) if size]
@@ -295,7 +298,7 @@ def layout_of(x: torch.Tensor, mesh: MeshLike) -> Layout:
     return Layout(mesh, longest, shape)
 
 
-def sharded(x: torch.Tensor, mesh: MeshLike) -> Any:
+def sharded(x: torch.Tensor, mesh: Mesh) -> Any:
     """Cut a tensor into a `DTensor` with the first process's values, unless it is cut already."""
     if isinstance(x, DTensor):
         return x
@@ -327,7 +330,7 @@ def joined_as(other: torch.Tensor, part: torch.Tensor) -> Any:
     )  # fmt: skip
 
 
-def fully_sharded(module: torch.nn.Module, mesh: MeshLike) -> Any:
+def fully_sharded(module: torch.nn.Module, mesh: Mesh) -> Any:
     """Shard the module in place by FSDP2, block by block; gradients become global sums."""
     try:
         from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -376,7 +379,7 @@ class JoinedLoss:
     the rows of the batch; its share of the batch; and the ranges of all processes.
     """
 
-    def __init__(self, loss: Any, mesh: MeshLike) -> None:
+    def __init__(self, loss: Any, mesh: Mesh) -> None:
         self.loss, self.is_on = loss, False
         self.rows: tuple[Rows, float, Sequence[tuple[int, int]]] | None = None
         self._mesh = mesh
@@ -413,7 +416,7 @@ def whole(x: torch.Tensor) -> Any:
 
 
 def clip_parts(
-    parts: Sequence[torch.Tensor], counts: Sequence[bool], limit: float, mesh: MeshLike
+    parts: Sequence[torch.Tensor], counts: Sequence[bool], limit: float, mesh: Mesh
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Clip gradients that are divided over processes to a global norm; return both."""
     squares = [x.float().square().sum() for x, own in zip(parts, counts, strict=True) if own]
@@ -423,14 +426,14 @@ def clip_parts(
     return [(x * factor).to(x.dtype) for x in parts], norm
 
 
-def summed(x: torch.Tensor, mesh: MeshLike) -> Any:
+def summed(x: torch.Tensor, mesh: Mesh) -> Any:
     """Return the sum of a tensor over the processes of one group of shards."""
     total = x.detach().clone()
     distributed.all_reduce(total, group=grid_of(mesh).get_group(1))
     return total
 
 
-def grid_of(mesh: MeshLike) -> Any:
+def grid_of(mesh: Mesh) -> Any:
     """Return the mesh as a PyTorch mesh with two axes."""
     sizes = mesh.replicate, mesh.shard
     kind = "cuda" if mesh.devices[0].backend in ("cuda", "rocm") else mesh.devices[0].backend

@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,11 +16,11 @@ from anydevice._arrays.move import to_device
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent, consuming
-from anydevice._core.protocols import MeshLike, ModuleStrategy, StepCompiler, Stepper, StepState
+from anydevice._core.protocols import Stepper, StepState
 from anydevice._core.trees import Tree, mapped
 from anydevice._formats.packed import packed, unpacked
 from anydevice._libraries.base import in_mode
-from anydevice._libraries.layers import ModuleLayer, StepSettings, loss_and_output
+from anydevice._libraries.layers import ModuleLayer, loss_and_output
 from anydevice._libraries.precision import cast_parameters
 from anydevice._libraries.torch.mesh import Group, cut_as, fully_sharded, joined_as, part_of, whole
 from anydevice._libraries.torch.pipeline import move_tensor
@@ -29,6 +29,11 @@ from anydevice._machine.engines import registry
 from anydevice._nn.layer import Run
 from anydevice._nn.optimizers import Optimizer
 from anydevice.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from anydevice._parallel.mesh import Mesh
+    from anydevice._train.step_config import CompiledSteps, StepConfig
+    from anydevice._train.strategy import Strategy
 
 _CPU = Device("cpu", engine="torch")
 
@@ -95,10 +100,10 @@ class TorchStepper(Stepper):
 
     def __init__(
         self,
-        strategy: ModuleStrategy,
-        config: StepSettings,
+        strategy: Strategy,
+        config: StepConfig,
         state: StepState,
-        compiler: StepCompiler,
+        compiler: CompiledSteps,
         optimizer: Any,
         schedule: Any,
     ) -> None:
@@ -417,7 +422,7 @@ class ShardedLayer(TorchLayer):
 
 
 def shard_layer(
-    layer: TorchLayer, dtype: str, mesh: MeshLike, group: Group, optimizer: Any
+    layer: TorchLayer, dtype: str, mesh: Mesh, group: Group, optimizer: Any
 ) -> ShardedLayer:
     """Return a copy with the first process's values, sharded by FSDP2; `optimizer` trains it."""
     layer.placed(_CPU, dtype)
