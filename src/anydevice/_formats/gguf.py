@@ -26,11 +26,11 @@ import numpy as np
 from anydevice._core.checks import is_number
 from anydevice._core.dtypes import DTYPES, DType
 from anydevice._core.files import PlainFile, Stamp
-from anydevice._core.quantized import QuantizedWeight
+from anydevice._core.quantized import BLOCK_TYPES, QuantizedWeight
 from anydevice._core.record import NOTHING, Record, replace
 from anydevice._core.rope_scaling import frequencies
 from anydevice._core.text import install_command, shortened
-from anydevice._formats.quantized import BLOCK_TYPES, dequantize, unpack_blocks
+from anydevice._formats.quantized import dequantize, unpack_blocks
 from anydevice._formats.safetensors import StoredTensor
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
@@ -64,24 +64,7 @@ PACKINGS = {
     1: Packing("F16", 1, 2, DTYPES["float16"]),
     30: Packing("BF16", 1, 2, DTYPES["bfloat16"]),
 }
-PACKINGS |= {
-    number: Packing(name, BLOCK_TYPES[name].columns, BLOCK_TYPES[name].bytes)
-    for number, name in {
-        2: "Q4_0",
-        3: "Q4_1",
-        6: "Q5_0",
-        7: "Q5_1",
-        8: "Q8_0",
-        10: "Q2_K",
-        11: "Q3_K",
-        12: "Q4_K",
-        13: "Q5_K",
-        14: "Q6_K",
-        20: "IQ4_NL",
-        23: "IQ4_XS",
-        39: "MXFP4",
-    }.items()
-}
+PACKINGS |= {row.number: Packing(n, row.columns, row.bytes) for n, row in BLOCK_TYPES.items()}
 """The types of tensors that are read without the package `gguf`, by the format's numbers."""
 
 
