@@ -44,6 +44,7 @@ _WINDOW = 2**20
 _SMALLEST = 24
 """Bytes of the magic number, the version and the numbers of tensors and keys."""
 _SIZE = struct.Struct("<Q")
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
@@ -180,11 +181,44 @@ class GgufFile(Record):
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Return the checked header of a file.
+    """Return the checked header of a file, with the tensors of all files of a split model.
 
-    Each tensor lies inside the file, has a type that can be unpacked, and shares no byte with
+    Each tensor lies inside its file, has a type that can be unpacked, and shares no byte with
     another. Raises `TransferError` otherwise, with the file's path and the key or tensor.
     """
+    file = _read_one(path)
+    count = file.expect("split.count", int, 1)
+    return file if count in (0, 1) else _join(file, count)
+
+
+def _join(file: GgufFile, count: int) -> GgufFile:
+    """Return the header of the first file of a split model, with the tensors of all."""
+    match = _SPLIT.fullmatch(file.path.name)
+    if match is None or int(match[3]) != count:
+        raise TransferError(
+            f"{file.path} is one of {count} files of a model, and the others are found by its name "
+            f"only if it ends in -00001-of-{count:05}.gguf: give it the name that it had",
+            "split.count",
+        )
+    parts: list[GgufFile] = []
+    tensors: dict[str, GgufTensor] = {}
+    for number in range(count):
+        path = file.path.with_name(f"{match[1]}-{number + 1:05}-of-{match[3]}.gguf")
+        if not path.exists():
+            raise TransferError(f"{path} is missing, one of {count} files: download it", str(path))
+        parts.append(file if path == file.path else _read_one(path))
+        own = parts[-1].metadata
+        if (own.get("split.no"), own.get("split.count")) != (number, count) or (
+            tensors.keys() & parts[-1].tensors.keys()
+        ):
+            raise TransferError(f"{path} does not belong to {parts[0].path}; {_AGAIN}", str(path))
+        tensors |= parts[-1].tensors
+    if len(tensors) != parts[0].expect("split.tensors.count", int, len(tensors)):
+        raise TransferError(f"{parts[0].path}: its files lack tensors; {_AGAIN}", "split.count")
+    return replace(parts[0], tensors=tensors)
+
+
+def _read_one(path: Path) -> GgufFile:
     with PlainFile(path) as file:
         try:
             return _read(file)
@@ -503,10 +537,6 @@ def config_values(file: GgufFile) -> dict[str, Any]:
     `UnsupportedError` for a key that is unknown and `ConfigurationError` for an invalid value.
     """
     name = file.metadata["general.architecture"]
-    if file.metadata.get("split.count", 1) not in (0, 1):
-        raise UnsupportedError(
-            f"{file.path} is one of several files; join them first: llama-gguf-split --merge"
-        )
     own = {
         key.removeprefix(f"{name}."): value
         for key, value in file.metadata.items()
