@@ -33,7 +33,7 @@ from anydevice._formats.load import (
 )
 from anydevice._formats.quantized import dequantize
 from anydevice._libraries.onnxruntime.graph import OWN, Graph, Matrix
-from anydevice._libraries.onnxruntime.session import Session
+from anydevice._libraries.onnxruntime.session import Session, trim_heap
 from anydevice._llm import decoder
 from anydevice._llm.description import Description, LayerDescription, Rope
 from anydevice._llm.generate import Executor, State, select_token
@@ -47,8 +47,8 @@ from anydevice.errors import UnsupportedError, VerificationError
 if TYPE_CHECKING:
     from anydevice._core.array import HostArray
 
-SECTION = 2**27
-"""Bytes of stored weights of a graph, beyond which the next layers are in another one."""
+SECTION = 2**25, 2**27
+"""Bytes of stored weights of a graph: at most 1/16 of all within these limits, or one layer."""
 SLACK = 128
 """Slots of a cache beyond its window: onnxruntime moves keys only when they are full."""
 MOST_KEPT = 64
@@ -154,7 +154,8 @@ class DecoderGraph:
             x = self.graph.node("Add", x, added)
             return self._normalize(x, path), x
         weight = self.graph.constant(self._norm_weight(path))
-        names = [f"{weight}_y", "", "", f"{weight}_sum"]
+        name = ".".join(map(str, path))
+        names = [f"{name}_y", "", "", f"{name}_sum"]
         outputs = self.graph.node(
             "SkipSimplifiedLayerNormalization", x, added, weight, domain=OWN, outputs=names,
             epsilon=self.description.eps,
@@ -349,6 +350,7 @@ class GraphExecutor(Executor):
             made.release(graph)
             return made
 
+        trim_heap()  # of what reading the header and the tokenizer took
         # The head is often the largest, so that it is in memory twice while nothing else is.
         self._head = session(DecoderGraph(description, weights).head())
         self.sections = [
@@ -362,9 +364,11 @@ class GraphExecutor(Executor):
         for path, stored in self._weights.plan.items():
             if path[0] == "layers":
                 sizes[int(path[1])] += sum(part.nbytes for part in stored_parts(stored))
+        least, most = SECTION
+        limit = min(max(least, sizes.total() // 16), most)
         starts, size, count = [0], 0, len(self.description.layers)
         for number in range(count):
-            if size and size + sizes[number] > SECTION:
+            if size and size + sizes[number] > limit:
                 starts.append(number)
                 size = 0
             size += sizes[number]

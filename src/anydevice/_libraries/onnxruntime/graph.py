@@ -118,18 +118,20 @@ class Graph:
             rows = sum(matrix.rows for matrix in group)
             own = None if bias is None else bias[start : start + rows]
             quantized = isinstance(group[0].like, QuantizedWeight)
-            results.append((self._quantized if quantized else self._float)(x, group, rows, own))
+            results.append(
+                (self._multiply_quantized if quantized else self._multiply)(x, group, rows, own)
+            )
             start += rows
         return results[0] if len(results) == 1 else self.node("Concat", *results, axis=-1)
 
-    def _float(self, x: str, group: list[Matrix], rows: int, bias: Any) -> str:
+    def _multiply(self, x: str, group: list[Matrix], rows: int, bias: Any) -> str:
         columns = group[0].columns
         name = self._weights(group, (((rows, columns), "float32"),), lambda rows: (rows,))[0]
         self.products.add((32, 16, 0))
         y = self.node("FusedMatMul", x, name, domain=OWN, transB=1)
         return y if bias is None else self.node("Add", y, self.constant(bias))
 
-    def _quantized(self, x: str, group: list[Matrix], rows: int, bias: Any) -> str:
+    def _multiply_quantized(self, x: str, group: list[Matrix], rows: int, bias: Any) -> str:
         like, columns = group[0].like, group[0].columns
         bits = 4 if like.bits <= 4 and like.table is None else 8
         blocks = columns // like.block
@@ -187,7 +189,7 @@ class Graph:
 
     def serialize(self) -> bytes:
         """Return the graph as bytes of a model, with large constants declared only."""
-        outside = [_declared(*array) for constant in self.constants for array in constant.arrays]
+        outside = [_external(*array) for constant in self.constants for array in constant.arrays]
         graph = helper.make_graph(
             self._nodes,
             "decoder",
@@ -250,7 +252,7 @@ def _kind(dtype: str) -> int:
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-def _declared(name: str, shape: tuple[int, ...], dtype: str) -> Any:
+def _external(name: str, shape: tuple[int, ...], dtype: str) -> Any:
     """Return a constant whose bytes the session is given."""
     tensor = TensorProto(name=name, dims=shape, data_type=_kind(dtype))
     tensor.data_location = TensorProto.EXTERNAL

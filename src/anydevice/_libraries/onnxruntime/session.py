@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
@@ -27,6 +29,27 @@ ALIGNMENT = 64
 """Bytes to which arrays are aligned."""
 
 
+@lru_cache(maxsize=1)
+def share_arena() -> None:
+    """Register the arena in which sessions with `use_env_allocators` keep what they compute with.
+
+    Without it each has its own, as large as its largest prompt.
+    """
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    exact = onnxruntime.OrtArenaCfg({"arena_extend_strategy": 1})
+    with suppress(Exception):  # the process has one; each kind of error has its own class
+        onnxruntime.create_and_register_allocator(memory, exact)
+
+
+def trim_heap() -> None:
+    """Give free memory of the C library back to the system, if it is glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 class Session:
     """A graph that runs on arrays of NumPy, which it reads and writes in place.
 
@@ -38,6 +61,10 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 4  # errors are raised, too
+        options.enable_mem_pattern = False  # it keeps memory for each shape of the inputs
+        share_arena()
+        for entry in ("use_env_allocators", "use_device_allocator_for_initializers"):
+            options.add_session_config_entry(f"session.{entry}", "1")
         if not alone:  # other sessions need the cores when this one has run
             options.add_session_config_entry("session.force_spinning_stop", "1")
         self._packed = _Memory([constant for constant in graph.constants if constant.packed])
