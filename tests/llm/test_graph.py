@@ -28,7 +28,7 @@ from tests.llm.test_quantize import with_tokenizer
 from tests.llm.test_quantized import SIZES, random_state
 
 pytest.importorskip("onnxruntime")
-from anydevice._libraries.onnxruntime.graph import Graph, Matrix
+from anydevice._libraries.onnxruntime.graph import GraphMatrix, GraphWriter
 from anydevice._libraries.onnxruntime.session import Session, keeps_copies
 from anydevice._llm.graph import GraphExecutor, refusal
 
@@ -62,9 +62,9 @@ class Weights:
             found = found[key]
         return np.asarray(found, np.float32)
 
-    def matrices(self, path: Any) -> list[Matrix]:
+    def matrices(self, path: Any) -> list[GraphMatrix]:
         array = self.array(path)
-        return [Matrix(*array.shape, None, lambda write: write(slice(None), array))]
+        return [GraphMatrix(*array.shape, None, lambda write: write(slice(None), array))]
 
     def rows(self, path: Any, numbers: Any) -> Any:
         return self.array(path)[numbers]
@@ -117,8 +117,8 @@ def test_families_that_graphs_cannot_express(name: str, reason: str) -> None:
 
 
 def product(x: Any, weight: QuantizedWeight, accuracy: int) -> Any:
-    graph = Graph(accuracy)
-    matrix = Matrix(*weight.shape, weight, lambda write: write(slice(None), weight))
+    graph = GraphWriter(accuracy)
+    matrix = GraphMatrix(*weight.shape, weight, lambda write: write(slice(None), weight))
     graph.input("x", ["rows", "tokens", x.shape[-1]])
     graph.output("y", ["rows", "tokens", weight.shape[0]], graph.product("x", [matrix]))
     y = np.empty((1, len(x), weight.shape[0]), np.float32)
@@ -147,8 +147,8 @@ def test_products_round_activations_alone(scheme: str, rows: int) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is given back on Linux")
 def test_originals_of_packed_weights_are_given_back() -> None:
     weight = quantizer_of("q4_0")(np.ones((4096, 256), np.float32))
-    graph = Graph()
-    matrix = Matrix(*weight.shape, weight, lambda write: write(slice(None), weight))
+    graph = GraphWriter()
+    matrix = GraphMatrix(*weight.shape, weight, lambda write: write(slice(None), weight))
     graph.input("x", ["rows", 256])
     graph.output("y", ["rows", 4096], graph.product("x", [matrix]))
     session = Session(graph, 1)

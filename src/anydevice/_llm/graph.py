@@ -32,7 +32,7 @@ from anydevice._formats.load import (
     stored_parts,
 )
 from anydevice._formats.quantized import dequantize
-from anydevice._libraries.onnxruntime.graph import OWN, Graph, Matrix
+from anydevice._libraries.onnxruntime.graph import OWN, GraphMatrix, GraphWriter
 from anydevice._libraries.onnxruntime.session import Session, trim_heap
 from anydevice._llm import decoder
 from anydevice._llm.description import Description, LayerDescription, Rope
@@ -77,11 +77,11 @@ class DecoderGraph:
     """Writes some layers of a decoder, or its head, into a graph."""
 
     def __init__(self, description: Description, weights: StoredWeights) -> None:
-        self.description, self.graph = description, Graph()
+        self.description, self.graph = description, GraphWriter()
         self.matrices, self.arrays = weights.matrices, weights.array
         self._ropes = ropes_of(description)
 
-    def layers(self, numbers: Sequence[int]) -> Graph:
+    def layers(self, numbers: Sequence[int]) -> GraphWriter:
         """Return the graph of layers: x, lengths, total and caches in; y, and the caches, out."""
         graph, hidden = self.graph, self.description.hidden
         x, added = graph.input("x", ["rows", "tokens", hidden]), None
@@ -93,7 +93,7 @@ class DecoderGraph:
         graph.output("y", ["rows", "tokens", hidden], x)
         return graph
 
-    def head(self) -> Graph:
+    def head(self) -> GraphWriter:
         """Return the graph from hidden states x (rows, hidden) to y, their logits."""
         graph, description = self.graph, self.description
         x = graph.input("x", ["rows", description.hidden])
@@ -269,18 +269,18 @@ class StoredWeights:
             )
         return np.asarray(array, np.float32)
 
-    def matrices(self, path: TreePath) -> list[Matrix]:
+    def matrices(self, path: TreePath) -> list[GraphMatrix]:
         """Return the parts of a matrix, to be read later."""
         return [self._matrix(path, part) for part in stored_parts(self.plan[path])]
 
-    def _matrix(self, path: TreePath, stored: Joined | Packed) -> Matrix:
+    def _matrix(self, path: TreePath, stored: Joined | Packed) -> GraphMatrix:
         rows, columns = stored.shape
         if isinstance(stored, Joined):
             read: Any = lambda write: write(slice(None), self._floats(path, stored))  # noqa: E731
-            return Matrix(rows, columns, None, read)
+            return GraphMatrix(rows, columns, None, read)
         whole = in_whole_bytes(stored)
         read = partial(whole.read_rows, self._files, advance=self._advance)
-        return Matrix(rows, columns, whole.row(self._files), read)
+        return GraphMatrix(rows, columns, whole.row(self._files), read)
 
     def rows(self, path: TreePath, numbers: HostArray) -> HostArray:
         """Return rows of a matrix in float32, which are read from their file."""
@@ -345,7 +345,7 @@ class GraphExecutor(Executor):
         self._tables = dict[tuple[Rope, bool], tuple[Any, ...]]()
         self._bound_heads = dict[int, Any]()
 
-        def session(graph: Graph) -> Session:
+        def session(graph: GraphWriter) -> Session:
             made = Session(graph, threads, alone=False)
             made.release(graph)
             return made
