@@ -58,7 +58,11 @@ from anydevice.errors import (
     UnsupportedError,
 )
 
-_DROPPED = ("general.file_type", "general.quantization_version", "general.alignment")
+_DROPPED: tuple[str, ...] = (
+    "general.file_type",
+    "general.quantization_version",
+    "general.alignment",
+)
 _DROPPED += ("split.no", "split.count", "split.tensors.count")
 
 

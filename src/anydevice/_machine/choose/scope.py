@@ -76,8 +76,11 @@ def device(
     """
     global _modules
     key = _key(spec, engine) if min_free is None else None
-    logging = sys.modules.get("logging")  # a choice from memory is logged to new listeners
-    level = logging and logging.getLogger("anydevice").getEffectiveLevel()
+    level = None
+    if "logging" in sys.modules:  # a choice from memory is logged to new listeners
+        import logging
+
+        level = logging.getLogger("anydevice").getEffectiveLevel()
     situation = (settings.state(), _variables(), [name in sys.modules for name in _modules], level)
     block, process = _block.get(), _process
     known = None if key is None else _known_choices.get(key)
