@@ -92,10 +92,7 @@ def read_small(path: str | Path, *, limit: int = SMALL, trusted: bool = False) -
 
 
 def open_ordinary(path: str | Path) -> int:
-    """Return the descriptor of an ordinary file, to close after use.
-
-    Pipes and devices are refused without waiting: an `OSError` whose `strerror` says why.
-    """
+    """Return the descriptor of an ordinary file; refuse pipes and devices without waiting."""
     try:
         _check_ordinary(os.stat(path), path)  # even opening a device may have effects
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)

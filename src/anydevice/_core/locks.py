@@ -249,11 +249,7 @@ def _holder(folder: Path) -> str:
 
 
 def made_once(make: Callable[[Key], Made]) -> Callable[[Key], Made]:
-    """Cache a function's results; all threads together run it once for each argument.
-
-    `functools.cache` may run the function twice if two threads come first. A call that raises is
-    repeated the next time.
-    """
+    """Cache a function's results; threads together run it once for each argument."""
     results: dict[Key, Made] = {}
     making = ForkSafeLock(reentrant=True)
 

@@ -1,9 +1,4 @@
-"""Quantized weights: packed integers with a scale, and maybe a minimum, for each block.
-
-One value serves every format: GGUF's block types, GPTQ, AWQ, compressed-tensors, bitsandbytes,
-float8 and MXFP4. Its arrays may be of any library. Packing and unpacking are in
-`_formats/quantized.py`, computing is `ops.quantized_linear`.
-"""
+"""Quantized weights: packed integers with a scale, and maybe a minimum, for each block."""
 
 from __future__ import annotations
 

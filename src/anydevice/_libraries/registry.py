@@ -73,10 +73,7 @@ def part(library: str, name: str) -> ModuleType:
 
 
 def adapter_of(model: Any) -> ModelAdapter:
-    """Return the adapter through which a model is moved, compiled and verified.
-
-    Raises `ConfigurationError` for anything but a model or a function.
-    """
+    """Return the adapter through which a model is moved, compiled and verified."""
     from anydevice._libraries import native  # it imports `base`, which imports this module
     from anydevice._nn.layer import Layer
     from anydevice._nn.model import Model

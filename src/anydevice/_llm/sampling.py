@@ -47,11 +47,7 @@ _HALVINGS = 28
 
 
 class Filters(Record):
-    """The steps of sampling, on which compiled code depends.
-
-    `candidates` is the number of largest logits that are considered: `top_k`, rounded up to one of
-    few sizes; 0 is all of them.
-    """
+    """The steps of sampling on which compiled code depends; `candidates` is 0 for all tokens."""
 
     greedy: bool = True
     candidates: int = 0

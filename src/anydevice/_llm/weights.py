@@ -521,11 +521,7 @@ def _stored_alone(path: TreePath, name: str, shape: Shape, wide: bool = False) -
 def _parts(
     parameter: Parameter, stored: Mapping[str, Segment], prefix: str, source: Path
 ) -> tuple[Segment, ...]:
-    """Return the stored tensors of a parameter, in order, by the first way that the files have.
-
-    Raises `TransferError` for a missing tensor or a wrong shape, `UnsupportedError` for quantized
-    weights.
-    """
+    """Return the stored tensors of a parameter, in order, by the first way that the files have."""
     way = parameter.ways[0]
     for other in parameter.ways:
         if prefix + other.tensors[0][0] in stored:

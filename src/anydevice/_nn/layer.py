@@ -48,10 +48,7 @@ class _InferredSize:
 
 
 class Check(Record):
-    """The check of a field of `Settings`, as in `Annotated[int, Check("even", is_even)]`.
-
-    `wanted` completes the error "… must be"; `fits` may also raise an error of its own.
-    """
+    """The check of a field of `Settings`, as in `Annotated[int, Check("even", is_even)]`."""
 
     wanted: str
     fits: Callable[[Any], bool]

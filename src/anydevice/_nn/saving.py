@@ -193,11 +193,7 @@ def register_layer(kind: Kind) -> Kind:
 
 
 def to_json(value: Any, where: str = "the model") -> Any:
-    """Return a record of settings as JSON: its class by name, and its fields.
-
-    Raises `ConfigurationError` for a value that JSON cannot hold, or a class that is not
-    registered.
-    """
+    """Return a record of settings as JSON: its class by name, and its fields."""
     if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, list | tuple):

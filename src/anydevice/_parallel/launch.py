@@ -89,11 +89,7 @@ def launch(
 def run_processes(
     context: Any, variables: Variables, calls: Sequence[Sequence[Any]], duplex: bool = False
 ) -> Iterator[Running]:
-    """Start a process for each call of a function and its arguments, and end all with the block.
-
-    With `duplex`, pipes are two-way and the first argument of the function, and the processes may
-    start others.
-    """
+    """Start a process for each call of a function and its arguments, and end all with the block."""
     import __main__
 
     running: Running = {}

@@ -1,8 +1,4 @@
-"""A model's `config.json`: where it is, the part of it that is counted, and its values.
-
-Families call the same number by different names; `ModelConfig` knows them all. A model may also
-be named as on the Hugging Face hub, where the local cache has it.
-"""
+"""A model's `config.json`: where it is, the part of it that is counted, and its values."""
 
 from __future__ import annotations
 
@@ -160,10 +156,7 @@ class ModelConfig(Record):
         return UncountableError(reason, self.source)
 
     def get(self, key: str) -> Any:
-        """Return the config's value by its own key, or the family's default if it has no such key.
-
-        A key that is there and null is `None`: `"sliding_window": null` says that there is none.
-        """
+        """Return the config's value by its own key, else the family's default; null is `None`."""
         if key in self.values:
             return self.values[key]
         return self.defaults.get(key)
@@ -262,11 +255,7 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def gguf_config(file: Path | GgufFile) -> ModelConfig:
-    """Return the config that the metadata and the tensors of a GGUF file stand for.
-
-    Raises `UnsupportedError` for an architecture, or an option of it, that does not map exactly,
-    and `ConfigurationError` for invalid values.
-    """
+    """Return the config that the metadata and the tensors of a GGUF file stand for."""
     from anydevice._formats.gguf import config_values, read_gguf  # it needs NumPy
 
     file = read_gguf(file) if isinstance(file, Path) else file

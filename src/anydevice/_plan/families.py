@@ -693,14 +693,7 @@ def rounding(sizes: Iterable[int]) -> int:
 
 
 def block_bytes(size: int) -> int:
-    """Return the bytes of the block that PyTorch's allocator gives a tensor of this size.
-
-    Blocks are multiples of 512 bytes. One of 10 MiB or more has a segment of its own, a multiple
-    of 2 MiB, whose rest is only cut off where it is more than 1 MiB.
-
-    >>> block_bytes(1), block_bytes(25 * MIB) // MIB, block_bytes(24 * MIB + 1) - 24 * MIB
-    (512, 26, 512)
-    """
+    """Return the bytes of the block that PyTorch's allocator gives a tensor of this size."""
     size = -(-size // _BLOCK_STEP) * _BLOCK_STEP
     rest = -size % _SEGMENT_STEP if size >= _LARGE_BLOCK else 0
     return size + rest if rest <= MIB else size

@@ -242,11 +242,7 @@ def _is_quick(pattern: str) -> bool:
 
 
 def quantized(shape: ModelShape, name: str) -> ModelShape:
-    """Return the shape with its layers' weights quantized to "int8" or "int4", as usual.
-
-    Embedding and head stay as they are, and so do activations and cache. It is no longer exact.
-    Raises `ConfigurationError` if the weights are quantized already.
-    """
+    """Return the shape with its layers' weights quantized to "int8" or "int4", as usual."""
     if shape.quantization is not None:
         raise ConfigurationError(
             f"the weights are quantized already ({shape.quantization}): leave dtype out", "dtype"

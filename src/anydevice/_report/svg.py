@@ -1,8 +1,4 @@
-"""Line charts as SVG text, small enough to be read on a phone.
-
-All text is escaped here. Marks take their colours from the surrounding document: the class `m0`
-styles the first curve. A picture in a file of its own carries its style, for both themes.
-"""
+"""Line charts as SVG text, small enough to be read on a phone."""
 
 from __future__ import annotations
 

@@ -375,11 +375,7 @@ def rows_between(batch: Any, first: int, stop: int) -> Any:
 
 
 def as_numbers(given: Any, name: str) -> Any:
-    """Return numeric arrays in dtypes that every engine supports: float64 becomes float32.
-
-    Lists of numbers become NumPy arrays; integers and other arrays are unchanged. Trees are
-    traversed. Raises `ConfigurationError` for text and for ragged rows.
-    """
+    """Return numeric arrays in dtypes that every engine supports: float64 becomes float32."""
     given = without_tables(given)
     if isinstance(given, np.ndarray):
         return _of_host(given, name)

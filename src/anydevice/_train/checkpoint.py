@@ -210,12 +210,7 @@ def read_checkpoint(
     patient: bool,
     trained: Sequence[bool] | None = None,
 ) -> Checkpoint:
-    """Read the checkpoint of a model with parameters `like` these onto a device.
-
-    `optimizer` is `None` if it manages its own state. A `patient` training tracks the best epoch,
-    from now on if the saved one did not. Raises `TransferError` if the file is damaged, newer or
-    of another kind, and `ConfigurationError` if it belongs to another training.
-    """
+    """Read the checkpoint of a model with parameters `like` these onto a device."""
     contents = tensor_files.read(path, _KIND, device)
     trees, metadata = contents.trees, contents.metadata
     try:

@@ -138,11 +138,7 @@ _STEPS_BEFORE_FORECAST = 5
 
 
 class TrainingProgress:
-    """A bar on the error stream while the block runs, on a terminal or in a notebook.
-
-    `wanted` forces the bar on or off. Without a bar, each epoch is a line, and so is a slow
-    compilation, once, unless `wanted` is false.
-    """
+    """A bar on the error stream while the block runs, on a terminal or in a notebook."""
 
     def __init__(
         self, epochs: int, length: int | None, done: int, wanted: bool | None = None

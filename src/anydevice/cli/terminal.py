@@ -1,8 +1,4 @@
-"""The terminal of a live view: its whole screen, single keys, and signals.
-
-It sends plain control sequences that every terminal of the last decades knows, so it works over
-ssh, and only lines that have changed.
-"""
+"""The terminal of a live view: its whole screen, single keys, and signals."""
 
 from __future__ import annotations
 
@@ -82,11 +78,7 @@ class TerminalEvents:
         self._waking.close()
 
     def wait_until(self, moment: float) -> Event:
-        """Return the next event, or "time" at that moment of the monotonic clock.
-
-        Keys and signals are handled even where the moment is past, so that a view that is slow to
-        draw can be left.
-        """
+        """Return the next event, or "time" at that moment of the monotonic clock."""
         ends: list[Any] = [self._woken] if self._keys is None else [self._woken, self._keys]
         while True:
             left = max(0.0, moment - time.monotonic())

@@ -49,11 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Watch until q, Ctrl-C or a signal to end; return 0.
-
-    JSON is one object a line, with the time and every device; with --once it is written for
-    people too. A terminal that cannot be drawn on gets lines, as a pipe does.
-    """
+    """Watch until q, Ctrl-C or a signal to end; return 0."""
     cards = cards_among(arguments.device or ())
     if arguments.once:
         if arguments.json:

@@ -48,10 +48,7 @@ class RanOut(Record):
 
 
 def ran_out(error: BaseException) -> RanOut | None:
-    """Return the out-of-memory error in a chain of causes; `None` if there is none.
-
-    A group counts only if each of its errors does: no other error may be hidden.
-    """
+    """Return the out-of-memory error in a chain of causes, if a group has no other; else `None`."""
     return _ran_out(error, frozenset())
 
 
@@ -171,11 +168,7 @@ class translating_oom:  # noqa: N801 - it is used like a function
 
 
 def clear_frames(error: BaseException) -> None:
-    """Clear the frames in the tracebacks of an error and of its causes.
-
-    Their variables would keep the arrays of the failed call alive as long as the error lives.
-    Frames that are still running stay, and so do those of unfinished generators and coroutines.
-    """
+    """Clear the frames of an error and its causes, which would keep the call's arrays alive."""
     frames = [
         frame for cause in _behind(error) for frame, _ in traceback.walk_tb(cause.__traceback__)
     ]

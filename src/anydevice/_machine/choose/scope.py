@@ -414,11 +414,7 @@ _NAMES = ("device", "devicetype")
 
 
 def device_from_library(spec: Any) -> Device | None:
-    """Return the device that a library's own object stands for, with that library as its engine.
-
-    `None` if it is no such object. Raises `DeviceNotFoundError` if the library does not see that
-    device. Imports nothing: the library of such an object is imported already.
-    """
+    """Return the device that a library's own object stands for, with its engine, or `None`."""
     kind = type(spec)
     package = kind.__module__.partition(".")[0]
     name = _PACKAGES.get(package, package)

@@ -1,8 +1,4 @@
-"""Reading `/proc` and `/sys` of Linux: PCI cards, sensors, processes, limits of control groups.
-
-Any file may be missing or garbled. What cannot be read is `None`: a reader that meets it says
-"unknown" and goes on.
-"""
+"""Reads `/proc` and `/sys` of Linux, where any file may be missing or garbled, and gives `None`."""
 
 from __future__ import annotations
 
@@ -285,10 +281,7 @@ _earlier_peak = 0
 def own_memory(
     root: Path = Path("/"), *, system: str = sys.platform, since_reset: bool = False
 ) -> tuple[int | None, int | None]:
-    """Return the resident bytes of this process, now and at its peak; `None` if unknown.
-
-    The peak is that of the whole life of the process, or the one since `reset_own_peak`.
-    """
+    """Return the resident bytes of this process, now and at its peak; `None` if unknown."""
     if system.startswith("linux"):
         table = read_table(root / "proc/self/status")
         now, peak = table.get("VmRSS"), table.get("VmHWM")
@@ -456,12 +449,7 @@ def _quota(folder: Path, version: int) -> float | None:
 
 
 class _Trees(Record):
-    """The position of this process in the trees of control groups.
-
-    `groups` has its group by controller of v1, and its group of v2 under the empty name. A mount
-    is the version, the controllers, the part of the tree that it shows, and its folder; both are
-    read from `/proc/self`, because `/sys/fs/cgroup` is only the usual place.
-    """
+    """The groups of this process in the trees of control groups (v2 as ""), and their mounts."""
 
     groups: dict[str, str]
     mounts: tuple[tuple[int, Collection[str], str, Path], ...]
