@@ -168,9 +168,6 @@ def load(
     plan = _plan(ModelFiles(path, config), target, options, limit, given=context is not None)
     dtype = plan.estimate.dtype
     stored = plan_parameters(file or path, description, dtype, kept)
-    executor: Executor | None = None
-    if target.backend == "cpu" and target.engine_is_free and activations is None:
-        executor = _session_executor(description, stored, target, plan, progress)
     if file is None:
         generation = read_values(path / GENERATION)
         known = {CONFIG: config.raw, GENERATION: generation}
@@ -179,6 +176,9 @@ def load(
     else:
         tokenizer = Tokenizer.from_gguf(file)
         defaults = _checked_sampling(sampling_values(file), path)
+    executor: Executor | None = None
+    if target.backend == "cpu" and target.engine_is_free and activations is None:
+        executor = _session_executor(description, stored, target, plan, progress)
     if executor is None:
         target = _with_fast_engine(target, plan.estimate.weights)
         if target.backend == "cuda":

@@ -22,7 +22,7 @@ from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES, DType, as_dtype
 from anydevice._core.files import expanded
 from anydevice._core.record import Record, replace
-from anydevice._core.text import shortened, warn
+from anydevice._core.text import format_size, shortened, warn
 from anydevice._formats.gguf import GgufFile, named_tensors, read_gguf
 from anydevice._formats.load import (
     Joined,
@@ -193,6 +193,8 @@ def plan_parameters(
     the wrong shape, `UnsupportedError` for weights of 8 bits or less.
     """
     if isinstance(folder, GgufFile):
+        if weights.stored:
+            _warn_of_unpacked(folder)
         stored, source = _gguf_tensors(folder, description), folder.path
         return plan_stored(stored, description, dtype, source=source, weights=weights)
     path = expanded(folder)
@@ -228,6 +230,19 @@ def decoder_tensors(path: Path, description: Description) -> dict[str, Segment]:
     left = {name for name, part in stored.items() if part.tensor.name not in used}
     _refuse_left_over(left, stored, description)
     return {name: part for name, part in stored.items() if name not in left}
+
+
+def _warn_of_unpacked(file: GgufFile) -> None:
+    """Say which tensors take more memory than in the file, and how much."""
+    others = [x for x in file.tensors.values() if x.scheme is None and x.packing.elements > 1]
+    if others:
+        kinds = ", ".join(sorted({tensor.packing.name for tensor in others}))
+        sizes = sum(tensor.nbytes for tensor in others), sum(prod(x.shape) for x in others)
+        warn(
+            f"{file.path}: weights in {kinds} are unpacked into 16 or 32 bits, slowly, by the "
+            f"package gguf: {format_size(sizes[0])} of the file take {format_size(2 * sizes[1])} "
+            f"or {format_size(4 * sizes[1])}; files in Q4_K_M, Q8_0 and most others stay as stored"
+        )
 
 
 def _gguf_tensors(file: GgufFile, description: Description) -> dict[str, Segment]:

@@ -61,6 +61,7 @@ _INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embedding
 _OUTER = ("tie_word_embeddings",)
 """Keys for which the whole config overrides its part for text."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 _FILES = (".json", ".safetensors", ".gguf")
 
 
@@ -387,7 +388,7 @@ def _model_in(path: Path) -> Path:
     has_config, has_weights = CONFIG_NAME in names, ".safetensors" in "\n".join(names)
     if not files or (has_config and has_weights):
         return path
-    if len(files) == 1:
+    if len({_SPLIT.sub("", name) for name in files}) == 1:  # one model, in one file or several
         return path / files[0]
     if has_config or has_weights:
         return path

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from math import ceil, comb, gcd, prod
 from typing import Any
 
+from anydevice._core.quantized import BLOCK_TYPES
 from anydevice._core.record import Record, replace
 from anydevice._core.text import shortened
 from anydevice._plan.families import ModelShape, integer
@@ -19,10 +20,7 @@ MatrixBytes = Callable[[int, int, int], int]
 QUANTIZED = {"int8": 8.0, "int4": 4.5}
 """Bits of a weight in the usual formats; with four bits there is a scale for each 64 weights."""
 
-BLOCK_BITS = {
-    "Q4_0": 4.5, "Q4_1": 5, "Q5_0": 5.5, "Q5_1": 6, "Q8_0": 8.5, "Q2_K": 3.125, "Q3_K": 3.5625,
-    "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.5,
-}  # fmt: skip
+BLOCK_BITS = {kind: block.memory_bits for kind, block in BLOCK_TYPES.items()}
 """Bits of a weight in memory, scales included, by GGUF's name of its type."""
 
 SCHEMES = {k.lower(): x for k, x in BLOCK_BITS.items() if k not in ("IQ4_XS", "MXFP4")} | {"fp8": 8}

@@ -158,7 +158,8 @@ class Machine:
                 return
             size = 0 if is_view else size_of(memory)
             self.require(size, engine, device)
-            array = weakref.ref(memory, lambda _: self._end(key))
+            is_exiting = sys.is_finalizing  # then, modules are gone
+            array = weakref.ref(memory, lambda _: None if is_exiting() else self._end(key))
             self._allocations[key] = _Allocation(array, engine, device, size)
             if engine == "jax":
                 self._donatable.add(key)
