@@ -30,12 +30,7 @@ Made = TypeVar("Made")
 
 
 class ForkSafeLock:
-    """A lock that is free in a forked child, even if a thread of the parent held it.
-
-    It is taken by `with lock.native:`. `reentrant=True` lets its holder take it again. `leaves`
-    names a resource that its holder may leave half changed. If another thread forks meanwhile,
-    taking the lock in the child is an error.
-    """
+    """A lock, `with lock.native:`, that is free in a forked child, unless it `leaves` damage."""
 
     def __init__(self, *, reentrant: bool = False, leaves: str | None = None) -> None:
         self._make: Callable[[], Any] = threading.RLock if reentrant else threading.Lock

@@ -132,15 +132,6 @@ class LossScale(Record):
     The factor grows after `interval` finite steps, and shrinks with each step that has infinite or
     NaN gradients; such a step changes no parameter. The state is arrays, so it works inside
     compiled code.
-
-    >>> scale = LossScale(initial=8.0)
-    >>> state = scale.start(numpy.ones(1, numpy.float32))
-    >>> gradients = [numpy.array([16.0, numpy.inf], numpy.float32)]
-    >>> finite = scale.finite(gradients)
-    >>> bool(finite), float(scale.after(state, finite)["scale"])
-    (False, 4.0)
-    >>> scale.unscaled(gradients, state)
-    [array([ 2., inf], dtype=float32)]
     """
 
     initial: float = 65536.0

@@ -29,10 +29,7 @@ Facet = Literal["compiler", "autodiff"]
 
 
 class ModuleRow(Record):
-    """One kind of module: `module` has the class `Module`, `library` is the engine of its arrays.
-
-    `adapter` is a class in `_libraries/<library>/module.py`, `layer` one in `step.py` beside it.
-    """
+    """One kind of module: its class, the engine of its arrays, its adapter and its layer."""
 
     module: str
     library: str

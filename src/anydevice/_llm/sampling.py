@@ -104,9 +104,6 @@ def sampling(
     Without a temperature and a filter, or with a temperature of 0, the likeliest token is taken. A
     filter without a temperature has a temperature of 1.
 
-    >>> sampling(top_p=0.9, seed=1).temperature, sampling(top_k=5, temperature=0).filters.greedy
-    (1.0, True)
-
     Raises `ConfigurationError` for a number that is out of its range, by name.
     """
     if temperature is None:

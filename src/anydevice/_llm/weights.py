@@ -303,11 +303,7 @@ def plan_stored(
 
 
 def tree_of(arrays: Mapping[TreePath, Any]) -> dict[str, Any]:
-    """Return the tree of parameters from its arrays.
-
-    >>> tree_of({("layers", 0, "output", "weight"): 1, ("embedding",): 2})
-    {'layers': [{'output': {'weight': 1}}], 'embedding': 2}
-    """
+    """Return the tree of parameters from its arrays."""
     tree: dict[str, Any] = {}
     for path, array in arrays.items():
         node: Any = tree

@@ -217,10 +217,7 @@ def to_json(value: Any, where: str = "the model") -> Any:
 
 
 def from_json(described: Any) -> Any:
-    """Return the value that `to_json` converted.
-
-    Raises `ConfigurationError` for an unknown class.
-    """
+    """Return the value that `to_json` converted; raise for an unknown class."""
     if described is None or isinstance(described, _PLAIN):
         return described
     if "kind" in described:

@@ -326,13 +326,7 @@ def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelCon
 def locate(
     model: str, environment: Mapping[str, str] = os.environ, *, planning: bool = False
 ) -> Path:
-    """Return the path of a model, given a path or its name on the Hugging Face hub.
-
-    A path that exists goes first. A name is looked up in the cache that the hub's own tools fill;
-    nothing is downloaded. A folder whose model is one GGUF file stands for that file. Raises
-    `ConfigurationError` if there are several, or if the model is not there, with how to get it:
-    `planning` says that its config is enough.
-    """
+    """Return the path of a model, given a path or its name on the Hugging Face hub."""
     exists = False
     with suppress(OSError, RuntimeError, ValueError):  # no such user, or no file can be called this
         path = Path(model).expanduser()

@@ -139,9 +139,6 @@ class ModelFamily(Record):
     - `keys`: its config keys for sizes, by our names (`hidden`, `layers` …), if they are unusual.
     - `gguf`: how GGUF files store it; `None` if they are not supported.
     - `forward`: how `anydevice.llm` runs it; `None` if it does not.
-
-    >>> ARCHITECTURES["qwen2"].qkv_bias, ARCHITECTURES["qwen2"].output_bias
-    (True, False)
     """
 
     qkv_bias: Flag = "attention_bias"
@@ -618,11 +615,6 @@ class ModelShape(LayerStack):
 
     `exact` says that weights and cache are right to the byte; where they are not, or where
     something had to be assumed, `assumed` says what, in sentences.
-
-    >>> from anydevice._plan.model import shape_of
-    >>> shape = shape_of(layers=2, hidden=64, intermediate=256, heads=4, vocabulary=1000)
-    >>> shape.layers, shape.kv_bytes(context=100, dtype="float16")
-    (2, (25600, 25600))
     """
 
     name: str = ""

@@ -66,11 +66,7 @@ class Quantization(Record):
 
 
 def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantization | None:
-    """Return the format of a config's `quantization_config`; `None` if weights are not quantized.
-
-    A format that is not known is counted by its bits, and `assumed` says so. Raises
-    `ConfigurationError` if a value is not valid for the format.
-    """
+    """Return the format of a config's `quantization_config`; `None` if there is none."""
     if not values:
         return None
     if not isinstance(values, Mapping):

@@ -332,12 +332,7 @@ def _data_difference(before: Any, now: Any, where: str) -> str | None:
 
 
 def fingerprint(value: Any) -> Any:
-    """Return a setting as JSON, for comparisons only.
-
-    Records are represented by class and fields; functions by module, name, closure and defaults,
-    and by code unless they belong to a library. A recomputed layer has the fingerprint of the layer
-    itself, since it computes the same.
-    """
+    """Return a setting as JSON, for comparisons only."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, Recomputed):

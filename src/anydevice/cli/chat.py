@@ -158,11 +158,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 class Chat:
-    """A model, its sampling options, and the messages so far.
-
-    Missing options are those of the model's own files, else `USUAL`. Without a chat template there
-    are no messages: each text is completed by itself.
-    """
+    """A model, its sampling options or those of its files or `USUAL`, and the messages so far."""
 
     def __init__(
         self, model: LanguageModel, options: dict[str, Any], system: str | None = None
@@ -343,10 +339,7 @@ class _Interrupts:
 
 
 class _Stopping(_Interrupts):
-    """A block that Ctrl-C asks to stop: `asked` counts it.
-
-    Ctrl-C raises `KeyboardInterrupt` only between `at_once` and `later`, and when it comes again.
-    """
+    """A block that counts Ctrl-C in `asked`; it raises at once only where it may."""
 
     def __enter__(self) -> Self:
         self.asked = 0

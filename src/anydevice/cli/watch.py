@@ -271,12 +271,7 @@ class DeviceUsage(Record):
 
 
 def cards_among(names: Sequence[str] = ()) -> tuple[Card, ...]:
-    """Return every card that a driver shows, usable or not, or the named ones.
-
-    A driver's view of the CPU and the CPU's further names count only if named. Raises
-    `ConfigurationError` for an unknown name, and `DeviceNotFoundError` for one that this machine
-    lacks.
-    """
+    """Return every card that a driver shows, or the named ones; raise if one is not there."""
     wishes = [name.strip().lower() for name in names]
     for name in wishes:
         check_wish(name, "--device")

@@ -132,12 +132,7 @@ def in_a_line(error: BaseException, device: Device | None = None) -> str:
 
 
 class translating_oom:  # noqa: N801 - it is used like a function
-    """A block, or a decorated function, in which running out of memory is an `OutOfMemoryError`.
-
-    For code that calls a library itself.
-
-    Any other error passes through untouched.
-    """
+    """A block, or decorated function, in which running out of memory is an `OutOfMemoryError`."""
 
     def __init__(self, device: Device | str | None = None, *, what: str = "") -> None:
         self._device = Device(device) if isinstance(device, str) else device

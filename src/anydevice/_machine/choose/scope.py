@@ -110,13 +110,7 @@ def device(
 
 
 def one_device(spec: str | Device | None = None, *, engine: str | None = None) -> Device:
-    """Return `device(spec, engine=engine)`, but refuse a list, which may mean several devices.
-
-    >>> one_device(["cpu:0", "cpu:1"])
-    Traceback (most recent call last):
-    anydevice.errors.ConfigurationError: this takes one device, not the list ['cpu:0', 'cpu:1']; \
-anydevice.device(['cpu:0', 'cpu:1']) returns its first usable one
-    """
+    """Return `device(spec, engine=engine)`, but refuse a list, which may mean several devices."""
     if isinstance(spec, list | tuple):
         named = [str(one) for one in spec]
         raise ConfigurationError(

@@ -154,12 +154,7 @@ def fitting(commands: Mapping[str, str], names: Iterable[str]) -> str | None:
 
 
 def cards(vendor: int, root: Path = Path("/")) -> tuple[str, ...]:
-    """Return the PCI addresses of a vendor's cards, such as "0000:00:06.0", sorted.
-
-    A card counts by its class: a display controller (3D controllers are among them) or a
-    processing accelerator, if it is not Intel's, which is no GPU; a card's audio function does not.
-    Empty where the machine has none, or `root` has no `sys/bus/pci/devices`.
-    """
+    """Return the PCI addresses of a vendor's graphics and accelerator cards, sorted."""
     addresses = []
     classes = (_DISPLAY,) if vendor == INTEL else (_DISPLAY, _PROCESSING_ACCELERATOR)
     for name in sorted(names_in(root / DEVICES)):

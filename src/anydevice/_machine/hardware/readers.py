@@ -57,11 +57,7 @@ class Usage(Protocol):
 
 
 def readings(backend: str, index: int, facts: Facts) -> Readings:
-    """Return the load, heat and power of a device now. Never raises: what is not told is `None`.
-
-    >>> 0 <= readings("cpu", 0, Facts("some processor")).load <= 1
-    True
-    """
+    """Return the load, heat and power of a device now. Never raises: what is not told is `None`."""
     if facts.details.get("fake"):
         return Readings(free_memory=facts.free_memory)
     if backend in USAGE:
