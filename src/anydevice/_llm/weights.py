@@ -169,11 +169,7 @@ def load_parameters(
     weights: Weights = AS_STORED,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """Load the parameters of a decoder onto a device, from a folder or a GGUF file.
-
-    Tensors are read one after another, each straight into its array; beside the parameters there is
-    at most one array in memory. Raises as `plan_parameters` does, before anything is read.
-    """
+    """Load the parameters of a decoder onto a device, from a folder or a GGUF file."""
     plan = plan_parameters(folder, description, dtype, weights)
     return tree_of(load_joined(plan, device, progress))
 

@@ -134,12 +134,7 @@ def line_chart(
     start: float | None = None,
     style: str = "",
 ) -> str:
-    """Return curves over one axis, which `below` names; their names stand above the plot.
-
-    The vertical axis is logarithmic if all values are above 0 and span more than a factor of 20,
-    unless its `ends` are given. The axis below begins at `start`, if that is given. NaN and
-    infinities interrupt a curve. A picture in a file of its own has a `style`.
-    """
+    """Return curves over one axis, which `below` names; their names stand above the plot."""
     points = [point for curve in curves for run in _runs(curve) for point in run] or [(1.0, 0.0)]
     across = sorted({x for x, _ in points} | ({start} if start is not None else set()))
     low, high = ends or (min(y for _, y in points), max(y for _, y in points))

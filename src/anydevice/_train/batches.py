@@ -225,13 +225,7 @@ def placed_batches(
     skipped: Callable[[], None] | None = None,
     place: Callable[[Any], Any] | None = None,
 ) -> Generator[Any, None, None]:
-    """Yield the batches of an epoch on a device, without the first `skip`; epochs count from 1.
-
-    On an accelerator the next batches are placed `ahead`, while the loop computes. `form` converts
-    an item of the data to a batch; by default, to a pair. `skipped` is called after the skipped
-    batches. `place` moves a batch; by default, to `device`. Errors about a batch begin with its
-    number.
-    """
+    """Yield the batches of an epoch, from 1, on a device, without the first `skip`."""
     source = _source(data, seed, epoch)
     place, form = place or placer(device), form or pair_of
 

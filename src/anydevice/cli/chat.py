@@ -366,11 +366,7 @@ class _Stopping(_Interrupts):
 
 
 class _Leaving(_Interrupts):
-    """A block in which Ctrl-C ends the process at once, while a library is imported or compiles.
-
-    `KeyboardInterrupt` would wait for the library, and some libraries abort when it comes out of a
-    callback of theirs. A thread reads the signal from a pipe instead.
-    """
+    """A block in which Ctrl-C ends the process at once: a library may not let it raise."""
 
     def __enter__(self) -> Self:
         super().__enter__()

@@ -43,12 +43,7 @@ def shows_live_views(output: Output) -> bool:
 
 
 class TerminalEvents:
-    """A block that waits for keys and signals, and turns them into events.
-
-    In it, Ctrl-C, a request to end and a closed terminal are events, not errors. A signal that
-    this process ignores, as under `nohup` and a script's `&`, stays ignored, and one that has a
-    handler outside of Python keeps it.
-    """
+    """A block in which keys, Ctrl-C and signals are events; ignored signals stay ignored."""
 
     def __init__(self, keys: int | None = None, *, screen: bool = False) -> None:
         self._keys = keys

@@ -188,11 +188,7 @@ def run(
     strides: Ints | None = None,
     extras: Sequence[tuple[str, Number | None, Any]] = (),
 ) -> Any:
-    """Run a kernel over a shape, by default that of `out`, and return `out`.
-
-    `body` is a statement; the result is `pr` at `ir`, the work item `item`. `extras` are further
-    arguments: name, type (`None` for an index) and value.
-    """
+    """Run the statement `body` over a shape, by default that of `out`, and return `out`."""
     shape = out.shape if shape is None else shape
     count = prod(shape)
     if not count:
