@@ -130,11 +130,7 @@ def _pickle(value: Any, problem: str, instead: str) -> Any:
 
 
 def unsafe_to_fork() -> str | None:
-    """Return the reason why a fork of this process is unsafe; `None` if it is safe.
-
-    >>> unsafe_to_fork() is None or isinstance(unsafe_to_fork(), str)
-    True
-    """
+    """Return the reason why a fork of this process is unsafe; `None` if it is safe."""
     tasks = Path("/proc/self/task")
     if not tasks.is_dir():
         return "only Linux tells how many threads there are"

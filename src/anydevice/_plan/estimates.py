@@ -103,11 +103,7 @@ def idle_bytes(cache: int, activations: int) -> int:
 
 
 class MemoryParts(Record):
-    """The bytes that one device needs for a range of layers, by part.
-
-    >>> MemoryParts(10, 4, 2, 0, 0).total
-    16
-    """
+    """The bytes that one device needs for a range of layers, by part."""
 
     weights: int
     kv_cache: int

@@ -292,11 +292,7 @@ def _polygon(*points: tuple[float, float]) -> str:
 
 
 def _runs(curve: Curve) -> list[list[tuple[float, float]]]:
-    """Return the runs of finite points of a curve.
-
-    >>> _runs(Curve("loss", [(1, 3.0), (2, float("nan")), (3, 2.0), (4, 1.0)]))
-    [[(1, 3.0)], [(3, 2.0), (4, 1.0)]]
-    """
+    """Return the runs of finite points of a curve."""
     runs: list[list[tuple[float, float]]] = [[]]
     for x, y in curve.points:
         if isfinite(x) and abs(y) < _LARGEST:

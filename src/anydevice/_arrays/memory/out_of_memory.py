@@ -294,9 +294,6 @@ def place_of_error(
     """Return the device whose memory ran out: from the error's text, else `device`.
 
     Placing on a card can fail because the host is out of memory, and the other way round.
-
-    >>> place_of_error(MemoryError(), None, Device("cuda:0"))
-    Device("cpu")
     """
     if engine is None:
         return Device("cpu")
@@ -313,11 +310,7 @@ def place_of_error(
 
 
 def headline(place: Device | None, requested: int | None, facts: Facts | None) -> str:
-    """Return the first line: whose memory, how much was requested, how much is free.
-
-    >>> headline(Device("cuda:0"), 2**31, Facts("a card", total_memory=2**34, free_memory=2**30))
-    'cuda:0 is out of memory: 2.0 GiB were asked for, 1.0 GiB of 16.0 GiB are free'
-    """
+    """Return the first line: whose memory, how much was requested, how much is free."""
     parts = [f"{format_size(requested)} were asked for"] if requested is not None else []
     if facts is not None and facts.free_memory is not None:
         of = f" of {format_size(facts.total_memory)}" if facts.total_memory is not None else ""

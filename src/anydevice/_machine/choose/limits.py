@@ -89,9 +89,6 @@ def limit_of(device: Device, config: Config) -> int | None:
 
     A fraction is one of the memory that this process could get, and no limit if that is unknown.
     An amount is never more than that memory.
-
-    >>> limit_of(Device("cpu"), Config(memory="1GiB"))
-    1073741824
     """
     try:
         facts = device.facts
