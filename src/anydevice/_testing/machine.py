@@ -359,11 +359,7 @@ class FakeEngine(EngineWithoutCards):
         return SimpleNamespace(**own)
 
     def _following(self, function: Any, *, across: bool = False) -> Any:
-        """Return the function with results on the device of its operands.
-
-        If it returns functions, theirs are too. With `across`, operands on several devices are
-        allowed, as for gradients; results are then where their parts were computed.
-        """
+        """Return the function with results on its operands' device; `across` allows several."""
         if not callable(function):
             return function
         is_compiling = _is_compiling(self._engine.name)

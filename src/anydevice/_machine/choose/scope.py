@@ -71,7 +71,6 @@ def device(
     found fastest on the device, if it was run. `min_free` skips devices with less free memory
     (bytes or "20GiB").
 
-    >>> import anydevice
     >>> str(anydevice.device(["tpu", "cpu"]))
     'cpu'
     """
@@ -182,7 +181,6 @@ def set_device(spec: Spec, *, engine: str | None = None) -> Device | None:
 class use_device:  # noqa: N801 - it is used like a function
     """Make this the device of a block or decorated function, for the current thread or task.
 
-    >>> import anydevice
     >>> with anydevice.use_device("cpu") as here:
     ...     anydevice.device() == here
     True
