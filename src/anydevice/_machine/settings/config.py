@@ -58,8 +58,8 @@ class Config(Record):
       `None`: nothing is limited.
     - `return_memory`: trainings with PyTorch on a CPU return freed memory to the system at once, on
       Linux with glibc. Turn it off before the first training for a little more speed.
-    - `threads`: the number of threads of each library that computes on the CPU; `None`: the
-      library's own choice.
+    - `threads`: the number of threads of each library that computes on the CPU, at most 1,024;
+      `None`: the library's own choice.
     - `x64`: 64-bit numbers in JAX.
     - `jit`: compile; turn it off to debug.
     - `mixed_precision`: compile and train in "mixed" precision unless `precision` is given.
@@ -336,7 +336,7 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "order": _order,
     "memory": _memory,
     "return_memory": _switch,
-    "threads": lambda value: integer("the number", value, 1),
+    "threads": lambda value: integer("the number", value, 1, 1024),
     "x64": _switch,
     "jit": _switch,
     "mixed_precision": _switch,
