@@ -1270,7 +1270,7 @@ def _rows_from_behind(right: Op, weight: Any, dtype: Any = "float32", rows: Any 
 
 @mutant("quantized_linear", "activations are rounded to 8 bits", short=True)
 def _rounded_activations(right: Op, x: Any, weight: Any, bias: Any = None) -> Any:
-    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // 32, 32)
     scale = np.maximum(np.abs(blocks).max(-1, keepdims=True), 1e-30) / 127
     return right((np.rint(blocks / scale) * scale).reshape(x.shape).astype(x.dtype), weight, bias)
 
