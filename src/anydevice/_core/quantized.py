@@ -119,6 +119,13 @@ class QuantizedWeight(Record):
         values = ((name, getattr(self, name)) for name in ARRAYS)
         return {name: value for name, value in values if value is not None}
 
+    def array_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape that each array must have, if there is one."""
+        *rows, columns = self.shape
+        low, blocks, groups = self.low_bits, columns // self.block, columns // SUPER_BLOCK
+        sizes = (columns * low // 8, columns * (self.bits - low) // 8, blocks, blocks)
+        return {n: (*rows, x) for n, x in zip(ARRAYS, (*sizes, groups, groups), strict=True)}
+
     # Arrays have no single answer to ==, so that weights are equal only if they are the same.
     __eq__ = object.__eq__
     __hash__ = object.__hash__

@@ -61,6 +61,9 @@ def _kernel(
     known = weight.bits in (2, 4, 8) and weight.table is None and weight.block % 4 == 0
     if not known or not codes.size or kind not in ("int8", "float16", "float32"):
         return None
+    shapes = weight.array_shapes()
+    if any(tuple(x.shape) != shapes[name] for name, x in weight.arrays.items()):
+        return None  # the definition reports it
     if (kind == "int8") != is_super or (is_super and SUPER_BLOCK % weight.block):
         return None
     if weight.minimums is not None and dtype_of(weight.minimums).name != kind:
