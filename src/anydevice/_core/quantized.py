@@ -78,7 +78,6 @@ class QuantizedWeight(Record):
     they are used as they are. As int8 they are multiplied by `super_scales` and `super_minimums`,
     float16 of (…, rows, columns / 256).
 
-    >>> import numpy
     >>> codes, scales = numpy.zeros((3, 32), "uint8"), numpy.ones((3, 2), "float16")
     >>> weight = QuantizedWeight("q4_0", (3, 64), 4, 32, codes, scales, zero=8)
     >>> weight.ndim, weight.low_bits, [*weight.arrays]

@@ -68,9 +68,6 @@ class Quantization(Record):
 def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantization | None:
     """Return the format of a config's `quantization_config`; `None` if weights are not quantized.
 
-    >>> quantization_of({"quant_method": "gptq", "bits": 4, "group_size": 128}, "").method
-    'gptq'
-
     A format that is not known is counted by its bits, and `assumed` says so. Raises
     `ConfigurationError` if a value is not valid for the format.
     """
@@ -261,15 +258,12 @@ def quantized(shape: ModelShape, name: str) -> ModelShape:
 
 
 def in_scheme(shape: ModelShape, scheme: str) -> ModelShape:
-    """Return the shape with its weights quantized to one of `SCHEMES`, and the head as it is then.
-
-    With 6 bits and fewer, the head, or the embedding that stands for it, has 6 bits.
-    """
+    """Return the shape quantized to one of `SCHEMES`, with its head in 6 bits or more."""
     bits = SCHEMES[scheme]
     fine = SCHEMES["q6_k"] if scheme not in ("q8_0", "fp8") else bits
 
-    def size(weights: int, each: float) -> int:
-        return int(weights * each / 8)
+    def size(weights: int, width: float) -> int:
+        return int(weights * width / 8)
 
     tied = shape.tied_embeddings
     note = f"weights quantized to {scheme} are counted with {bits:g} bits each, scales included"

@@ -326,6 +326,14 @@ class Space(Draw):
         drawn = NUMBERS[kind](self, shape) if kind in NUMBERS else getattr(self, kind)(*shape)
         return np.asarray(drawn).astype(self.dtype.numpy(), copy=False)
 
+    def normal(self, *shape: int, spread: float = 1.0, middle: float = 0.0) -> Array:
+        """Draw as any draw does, but nothing so close to 0 that its fourth power underflows."""
+        x, least = super().normal(*shape, spread=spread, middle=middle), spread * 2.0**-16
+        if self.dtype.kind != "float":
+            return x
+        near = np.abs(x) < least
+        return np.where(near, np.copysign(x.dtype.type(least), x), x)
+
     def choose(self, values: Any, shape: Shape) -> Array:
         return np.asarray(self._random.choice(self.listed(values), shape))
 
@@ -467,7 +475,10 @@ NUMBERS: Mapping[str, Callable[[Space, Shape], Any]] = {
     "weights": lambda s, shape: s.normal(*shape, spread=max(1, shape[-1]) ** -0.5),
     "offset": lambda s, shape: s.normal(*shape, middle=s.pick("middle", (30.0, -100.0))),
     "heavy": lambda s, shape: s.heavy(*shape) if shape else s.normal(),
-    "near": lambda s, shape: s.uniform(0.9, 1.1, *shape),
+    # At most about 300 are other than 1: no order of multiplying overflows or underflows.
+    "near": lambda s, shape: np.where(
+        s.chance(*shape, of=300 / max(300, prod(shape))), s.uniform(0.9, 1.1, *shape), 1
+    ),
     "base": lambda s, shape: s.uniform(0.01, 30, *shape),
     "exponent": lambda s, shape: s.uniform(-3, 3, *shape),
     "sizes": lambda s, shape: np.abs(s.large(*shape)),

@@ -1,8 +1,4 @@
-"""Whole ops on JAX, each compiled as one program, or part of the program that is being traced.
-
-Updates of optimizers are one program for a whole list. Rate and step are its arguments, since they
-change; the other numbers are constants, with all of Python's digits.
-"""
+"""Whole ops on JAX, each compiled as one program, or part of the program that is being traced."""
 
 from __future__ import annotations
 
