@@ -43,8 +43,8 @@ class BlockType(Record):
     def memory_bits(self) -> float:
         """The bits of a number in memory, scales included."""
         integers = self.columns == SUPER_BLOCK
-        each = (8 if integers else 16) / self.scaled + (16 / SUPER_BLOCK if integers else 0)
-        return self.bits + each * (1 + self.minimums)
+        scale_bits = (8 if integers else 16) / self.scaled + (16 / SUPER_BLOCK if integers else 0)
+        return self.bits + scale_bits * (1 + self.minimums)
 
 
 BLOCK_TYPES = {
