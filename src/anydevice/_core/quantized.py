@@ -38,8 +38,8 @@ class BlockType(Record):
     def memory_bits(self) -> float:
         """The bits of a number in memory, scales included."""
         integers = self.columns == SUPER_BLOCK
-        scale = (8 if integers else 16) / self.scaled + (16 / SUPER_BLOCK if integers else 0)
-        return self.bits + scale * (1 + self.minimums)
+        scale_bits = (8 if integers else 16) / self.scaled + (16 / SUPER_BLOCK if integers else 0)
+        return self.bits + scale_bits * (1 + self.minimums)
 
 
 BLOCK_TYPES = {
@@ -107,6 +107,13 @@ class QuantizedWeight(Record):
         """The arrays by the names of their fields, without those that the scheme does not have."""
         values = ((name, getattr(self, name)) for name in ARRAYS)
         return {name: value for name, value in values if value is not None}
+
+    def array_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape that each array must have, if there is one."""
+        *rows, columns = self.shape
+        low, blocks, groups = self.low_bits, columns // self.block, columns // SUPER_BLOCK
+        sizes = (columns * low // 8, columns * (self.bits - low) // 8, blocks, blocks)
+        return {n: (*rows, x) for n, x in zip(ARRAYS, (*sizes, groups, groups), strict=True)}
 
     # Arrays have no single answer to ==, so that weights are equal only if they are the same.
     __eq__ = object.__eq__

@@ -58,12 +58,10 @@ from anydevice.errors import (
     UnsupportedError,
 )
 
-_DROPPED: tuple[str, ...] = (
-    "general.file_type",
-    "general.quantization_version",
-    "general.alignment",
+_DROPPED = (
+    *("general.file_type", "general.quantization_version", "general.alignment"),
+    *("split.no", "split.count", "split.tensors.count"),
 )
-_DROPPED += ("split.no", "split.count", "split.tensors.count")
 
 
 class QuantizedFile(Record):
