@@ -6,6 +6,7 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import anydevice
@@ -87,6 +88,20 @@ def test_sixteen_bits_hardly_change_the_perplexity(smollm2: Path, tokens: int) -
     narrow = loaded(smollm2, "torch", "bfloat16").score(ids).perplexity
     assert narrow == pytest.approx(exact, rel=0.005)
     assert 20 < exact < 200  # English prose with tables: far from a guess of 49,152 tokens
+
+
+def test_stored_weights_on_onnxruntime_give_what_their_numbers_give(smollm2: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    floats = llm.load(smollm2, anydevice.device("cpu", engine="torch"), weights="float")
+    stored = llm.load(smollm2, "cpu")
+    assert (stored.executor, floats.executor) == ("onnxruntime", "torch")
+    assert list(stored.generate(PROMPTS[2], 16).tokens) == SKY
+    ids = floats.tokenizer.encode(PAGE.read_text("utf-8"))[:400]
+    score, exact = stored.score(ids), floats.score(ids)
+    assert score.perplexity == pytest.approx(exact.perplexity, rel=0.005)
+    off = np.abs(np.subtract(score.logprobs, exact.logprobs))
+    assert off.mean() < 0.03
+    assert off.max() < 0.3
 
 
 @pytest.mark.soak
