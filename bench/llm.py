@@ -35,12 +35,13 @@ from anydevice import llm
 from anydevice._llm.description import describe
 from anydevice._llm.generate import runner_for, slots_for
 from anydevice._llm.sampling import sampling
-from anydevice._llm.weights import parameters_of, random_parameters
+from anydevice._llm.weights import parameters_of
 from anydevice._plan.config import as_config
 from anydevice._plan.plan import PREFILL_CHUNK
 from anydevice.errors import AnyDeviceError
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
 SMOLLM2 = ROOT / ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 BARS = {"torch": 1.2, "jax": 0.8, "mlx": 0.8, "numpy": 0.0}
 """How fast engines are on the CPU, transformers being 1."""
@@ -176,6 +177,8 @@ class Digits:
 
 
 def random_model(device: Any) -> llm.LanguageModel:
+    from tests.llm.random_weights import random_parameters
+
     config = as_config(MISTRAL)
     description = describe(config)
     parameters = random_parameters(description, 0, device, "bfloat16")

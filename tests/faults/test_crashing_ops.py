@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from anydevice._bench.ceilings import WorkloadSizes
-from anydevice._bench.measure import bench
+from anydevice._bench.measure import WorkloadSizes, bench
 from anydevice._check import verify as verifying
 from anydevice._check.verdicts import Cell
 from anydevice._check.verify import verify, warm_up

@@ -27,7 +27,7 @@ from anydevice._formats import model as tensor_files
 from anydevice._formats.safetensors import read_header
 from anydevice._nn.initializers import Normal
 from anydevice._nn.recompute import Recomputed
-from anydevice._nn.saving import _known, from_json, register_layer, to_json
+from anydevice._nn.saving import _kinds, from_json, register_layer, to_json
 from anydevice._train.checkpoint import fingerprint, setting_difference
 from anydevice.errors import ConfigurationError, TransferError
 from tests.comparing import SAME_PROGRAM, assert_same_bits, assert_same_values
@@ -215,7 +215,7 @@ def test_every_layer_of_ours_can_be_saved() -> None:
         and issubclass(kind, nn.Layer | nn.Initializer | nn.Schedule)
         and kind is not nn.Layer
     }
-    assert ours - {"Initializer", "Schedule"} <= set(_known)
+    assert ours - {"Initializer", "Schedule"} <= set(_kinds)
 
 
 def test_descriptions_hold_settings_of_every_kind() -> None:

@@ -49,11 +49,7 @@ class Piece(Record):
 
 
 def cut(pieces: Sequence[Piece], chunk: int) -> Iterator[Piece]:
-    """Cut copies into pieces of at most `chunk` bytes.
-
-    >>> [piece.size for piece in cut([Piece(0, 0, 10)], 4)]
-    [4, 4, 2]
-    """
+    """Cut copies into pieces of at most `chunk` bytes."""
     for piece in pieces:
         for start in range(0, piece.size, chunk):
             size = min(chunk, piece.size - start)
@@ -141,10 +137,7 @@ def _started_threads(count: int, copier: CudaDriver) -> ThreadPoolExecutor:
 
 
 class Ring:
-    """The lanes of one device: bounded, reused from copy to copy, freed by `close`.
-
-    Raises `NoThreadsError` if the system does not give a thread for each.
-    """
+    """The lanes of one device: bounded, reused from copy to copy, freed by `close`."""
 
     def __init__(self, copier: CudaDriver, lanes: int, chunk: int = CHUNK) -> None:
         self._copier = copier
@@ -233,11 +226,7 @@ class Ring:
 
 
 def _write_rows(rows: Sequence[Any], size: int, file: int | None) -> bool:
-    """Pack arrays contiguously by writing them to the file that the buffer maps.
-
-    One call writes many arrays, and other threads run Python meanwhile. Returns `False` if there
-    is no such file, or the memory of an array has gaps or another byte order.
-    """
+    """Pack arrays by writing them to the file that the buffer maps; `False` if impossible."""
     if file is None or not rows[0].dtype.isnative:
         return False
     try:

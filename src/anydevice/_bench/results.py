@@ -111,11 +111,7 @@ class MeasuredDevice(Record):
 
 
 class Results(Record):
-    """The results of one run.
-
-    >>> Results("0.1.0", "2030-01-01T00:00:00+00:00", "Linux, Python 3.12").measured
-    ()
-    """
+    """The results of one run."""
 
     version: str
     made: str

@@ -33,10 +33,7 @@ def check_functions(properties: Any) -> None:
 
 
 def split_claims(properties: Any) -> tuple[list[Any], Any]:
-    """Return the claims among properties, which hold for every input, and the functions.
-
-    Raises `ConfigurationError` for anything else.
-    """
+    """Return the claims among properties, which hold for every input, and the functions."""
     claims: list[Any] = []
     functions = properties
     if properties and isinstance(properties, Collection):
@@ -48,10 +45,7 @@ def split_claims(properties: Any) -> tuple[list[Any], Any]:
 def check_claims(
     adapter: ModelAdapter, device: Device, policy: Policy, claims: Sequence[Any]
 ) -> tuple[str, ...]:
-    """Return a line for each claim: what is proved for the compiled weights, or not covered.
-
-    Raises `VerificationError` for a claim that does not hold.
-    """
+    """Return a line for each claim, proved or not covered; raise `VerificationError` for others."""
     why = ""
     if policy.compute != "float32" or policy.parameters != "float32":
         why = f"not covered: it computes in {policy.compute}"

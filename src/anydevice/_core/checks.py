@@ -1,8 +1,4 @@
-"""Checks of arguments: an integer, a number, one of several values.
-
-Each returns the value as Python's own type, or raises a `ConfigurationError` that names the
-argument, what it must be, and what was given.
-"""
+"""Checks of arguments: each returns Python's own type, or raises a `ConfigurationError`."""
 
 from __future__ import annotations
 

@@ -35,11 +35,6 @@ class ForkSafeLock:
     It is taken by `with lock.native:`. `reentrant=True` lets its holder take it again. `leaves`
     names a resource that its holder may leave half changed. If another thread forks meanwhile,
     taking the lock in the child is an error.
-
-    >>> lock = ForkSafeLock()
-    >>> with lock.native:
-    ...     lock.native.locked()
-    True
     """
 
     def __init__(self, *, reentrant: bool = False, leaves: str | None = None) -> None:
@@ -69,10 +64,7 @@ _locks: WeakSet[ForkSafeLock] = WeakSet()
 
 
 class ExitLock(ForkSafeLock):
-    """A reentrant lock that daemon threads cannot take once Python shuts down.
-
-    Returning from native code would then abort the process.
-    """
+    """A reentrant lock that daemon threads cannot take once Python shuts down: it would abort."""
 
     def __init__(self) -> None:
         super().__init__(reentrant=True)
@@ -261,12 +253,6 @@ def made_once(make: Callable[[Key], Made]) -> Callable[[Key], Made]:
 
     `functools.cache` may run the function twice if two threads come first. A call that raises is
     repeated the next time.
-
-    >>> made_once(list)("ab") is made_once(list)("ab")
-    False
-    >>> letters = made_once(list)
-    >>> letters("ab") is letters("ab")
-    True
     """
     results: dict[Key, Made] = {}
     making = ForkSafeLock(reentrant=True)

@@ -253,10 +253,7 @@ def visible_keys(
     arange: Callable[[int], Any], queries: int, keys: int, valid: Any, causal: bool,
     window: int | None, mask: Any,
 ) -> Any:  # fmt: skip
-    """Return the keys that each query of attention sees, broadcast to the scores; `None` for all.
-
-    `valid`, the number of valid keys of each sequence, and `mask` have the axes of the scores.
-    """
+    """Return the keys that each query of attention sees, broadcast to the scores, or `None`."""
     key = arange(keys)
     conditions = [] if valid is None else [key < valid]
     if causal:
@@ -335,11 +332,7 @@ def compiled_for_each(
     static: Sequence[str],
     compile_one: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """Return the function, compiled once for each set of values of its static arguments.
-
-    Raises `ConfigurationError` for unknown arguments; called with values that cannot be hashed, the
-    result raises it too.
-    """
+    """Return the function, compiled once for each set of values of its static arguments."""
     check_names(function, static)
     whole = signature(function)
     parameters = whole.parameters

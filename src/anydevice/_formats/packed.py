@@ -11,26 +11,25 @@ from anydevice._core.files import parse_json
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class Packed(dict[str, Any]):
+class PackedTree(dict[str, Any]):
     """Tensors by name; `text` is JSON of the structure, with names in place of the tensors."""
 
     text: str = "null"
 
 
-def packed(value: Any) -> Packed:
+def packed(value: Any) -> PackedTree:
     """Return a nested value of dicts, lists, tuples, numbers, text and tensors, ready for a file.
 
-    >>> import numpy
     >>> tensors = packed({"state": {0: {"step": numpy.ones(())}}, "betas": (0.9, 0.99)})
     >>> list(tensors), unpacked(tensors)["betas"]
     (['0'], (0.9, 0.99))
     """
-    tensors = Packed()
+    tensors = PackedTree()
     tensors.text = json.dumps(_describe(value, tensors))
     return tensors
 
 
-def unpacked(tensors: Packed) -> Any:
+def unpacked(tensors: PackedTree) -> Any:
     """Return the value that `packed` took; raises `ValueError` or `LookupError` for damage."""
     return _fill(parse_json(tensors.text.encode(), finite=False), tensors)
 

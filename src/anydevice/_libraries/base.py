@@ -71,10 +71,7 @@ class Watched(Record):
 
 
 class Snapshot(Record):
-    """The objects of a module at one time, kept alive, so that identities are not reused.
-
-    `equals` are the indices of objects that may be equal to another object.
-    """
+    """The objects of a module at one time, kept alive; those in `equals` may be equal to others."""
 
     watched: Watched
     objects: list[Any]

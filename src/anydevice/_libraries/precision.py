@@ -73,11 +73,7 @@ class Policy(Record):
 
 
 def default_precision() -> str:
-    """Return the default precision: "mixed" if the setting `mixed_precision` is on.
-
-    >>> default_precision()
-    'float32'
-    """
+    """Return the default precision: "mixed" if the setting `mixed_precision` is on."""
     return "mixed" if settings.current()[0].mixed_precision else "float32"
 
 
@@ -133,7 +129,6 @@ def cast(x: Array, dtype: str) -> Array:
 def cast_parameters(tree: TreeT, dtype: str) -> TreeT:
     """Return a tree with every floating array in this dtype; others are unchanged.
 
-    >>> import numpy
     >>> cast_parameters({"weight": numpy.ones(2), "count": numpy.ones(1, int)}, "float16")
     {'weight': array([1., 1.], dtype=float16), 'count': array([1])}
     """
@@ -149,7 +144,6 @@ class LossScale(Record):
     NaN gradients; such a step changes no parameter. The state is arrays, so it works inside
     compiled code.
 
-    >>> import numpy
     >>> scale = LossScale(initial=8.0)
     >>> state = scale.start(numpy.ones(1, numpy.float32))
     >>> gradients = [numpy.array([16.0, numpy.inf], numpy.float32)]

@@ -75,9 +75,6 @@ def part(library: str, name: str) -> ModuleType:
 def adapter_of(model: Any) -> ModelAdapter:
     """Return the adapter through which a model is moved, compiled and verified.
 
-    >>> adapter_of(abs).kind
-    'function'
-
     Raises `ConfigurationError` for anything but a model or a function.
     """
     from anydevice._libraries import native  # it imports `base`, which imports this module
@@ -138,10 +135,7 @@ def compile_device(adapter: ModelAdapter, device: Device | str | None, *, compil
 
 
 def training_device(adapter: ModelAdapter, device: Device | str | None) -> Device:
-    """Return the device and an engine with gradients: the requested one, or the first that can.
-
-    Raises `UnsupportedError` if the requested engine has no gradients, or no engine there has.
-    """
+    """Return the device and an engine with gradients: the requested one, or the first that can."""
     chosen = _of_any_library(adapter, device, "autodiff")
     if chosen.engine is not None and not _has(chosen.engine, "autodiff"):
         absent = registry.row_of(chosen.engine).lacks["autodiff"]

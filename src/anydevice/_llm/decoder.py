@@ -590,10 +590,7 @@ def _route(routing: Routing, router: Weight, x: Array) -> tuple[Array, Array]:
 
 
 def _limit_groups(routing: Routing, scores: Array, router: Weight) -> Array:
-    """Return biased scores in the best groups only (group-limited routing, DeepSeek-V3).
-
-    The score of a group is the sum of its two best experts.
-    """
+    """Return biased scores in the best groups by their two best experts (DeepSeek-V3)."""
     tokens, count = scores.shape
     groups, limit = routing.groups, routing.group_limit
     bias = ops.astype(router["choice_bias"], primitives(scores).dtype(scores))

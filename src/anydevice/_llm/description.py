@@ -352,10 +352,7 @@ def _layers_with_rope(config: ModelConfig, forward: ForwardSpec, sizes: DecoderS
 
 
 def rope_parameters(config: ModelConfig, kind: str) -> Mapping[str, Any]:
-    """Return the rope parameters of a kind of layers, by their old or their new config keys.
-
-    Raises `ConfigurationError` if the value is not an object, or if a number in it is invalid.
-    """
+    """Return the rope parameters of a kind of layers, by their old or their new config keys."""
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if isinstance(given, Mapping) and isinstance(given.get(kind), Mapping):
         given = given[kind]

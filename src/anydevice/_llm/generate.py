@@ -82,10 +82,7 @@ class ChunkSizes:
 def chunks(
     prompts: Prompts, sizes: ChunkSizes, done: int = 0
 ) -> Iterator[tuple[np.ndarray[Any, Any], list[int], list[int]]]:
-    """Yield the ids (rows, tokens) of each chunk, the start of each row, and its valid tokens.
-
-    A row that has ended has no valid tokens. The first `done` tokens are skipped.
-    """
+    """Yield the ids of each chunk after `done` tokens, the start of each row, and its count."""
     longest = max(map(len, prompts))
     while done < longest:
         size = sizes.next(longest - done)
@@ -323,10 +320,7 @@ class Executor(ABC):
 
 
 class DecoderExecutor(Executor):
-    """Runs the decoder in ops, compiled if the engine is faster that way.
-
-    Single layers are compiled, not the whole model, so layers of one kind share a program.
-    """
+    """Runs the decoder in ops; compiles single layers if the engine is faster that way."""
 
     def __init__(self, description: Description, parameters: decoder.Parameters, device: Device):
         super().__init__(description, device)
@@ -607,10 +601,7 @@ class OpsRunner:
         return executor.last(x, counts, before)
 
     def _reusable(self, prompt: Sequence[int]) -> int:
-        """Return the number of tokens of a prompt that need not be read again.
-
-        Ring caches overwrite older tokens, so they are reused as a whole or not at all.
-        """
+        """Return how many tokens of a prompt are reused; a ring cache is reused whole or not."""
         common = self.cached.common(prompt)
         while common and common + self._sizes.padded(len(prompt) - common) > self.slots:
             common -= 1  # padding needs slots, too

@@ -17,7 +17,7 @@ from anydevice._core.locks import ExitLock
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.text import format_count, format_size
 from anydevice._formats.gguf import read_gguf, sampling_values
-from anydevice._formats.load import Packed, Stored, load_joined, stored_parts
+from anydevice._formats.load import Joined, Stored, load_joined
 from anydevice._llm.capture import check_kernels
 from anydevice._llm.decoder import Parameters
 from anydevice._llm.description import Description, describe
@@ -226,8 +226,8 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         estimate = self.plan.estimate
-        kept = estimate.shape.quantization if estimate.shape else None
-        dtype = f"{kept} with {self.dtype}" if kept else self.dtype
+        scheme = estimate.shape.quantization if estimate.shape else None
+        dtype = f"{scheme} with {self.dtype}" if scheme else self.dtype
         model = f"{self.name}: {format_count(estimate.parameters)} parameters in {dtype}"
         where = f"on {self.device} ({self.executor})"
         return f"<{model}, {where}, context {self.context}, {format_size(estimate.total)}>"
@@ -571,7 +571,7 @@ def _session_executor(
     progress: bool | None,
 ) -> Executor | None:  # fmt: skip
     """Return an executor of onnxruntime for quantized weights, or None with the reason logged."""
-    if not any(isinstance(x, Packed) for value in stored.values() for x in stored_parts(value)):
+    if {*map(type, stored.values())} == {Joined}:
         return None
     try:
         from anydevice._llm.graph import graph_executor

@@ -59,6 +59,7 @@ from anydevice.errors import (
 )
 
 _DROPPED = ("general.file_type", "general.quantization_version", "general.alignment")
+_DROPPED += ("split.no", "split.count", "split.tensors.count")
 
 
 class QuantizedFile(Record):

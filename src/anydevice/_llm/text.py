@@ -139,11 +139,7 @@ class _Bytes:
 
 
 class _Window:
-    """Tokens whose text depends on their neighbours or on being the first.
-
-    `_context` has the last shown tokens that have a text, and `_shown` is their text: a decoder
-    strips their beginning, and not that of the new tokens in `_new`.
-    """
+    """Tokens whose text depends on neighbours: `_context` was shown as `_shown`, `_new` was not."""
 
     def __init__(self, tokenizer: Tokenizer, after: list[int]) -> None:
         self._tokenizer = tokenizer

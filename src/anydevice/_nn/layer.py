@@ -178,7 +178,6 @@ class Layer(Settings):
     Your own layer defines `apply`, `output` if the shape changes, and `initial` if it has
     parameters; `settings_fit` can check its fields.
 
-    >>> from anydevice import ops
     >>> class Doubled(Layer):
     ...     def apply(self, parameters, x, run):
     ...         return ops.multiply(x, 2.0)
@@ -238,7 +237,6 @@ class Layer(Settings):
 
         Layers in its fields get the same shape. Raises `ConfigurationError` for a misfit.
 
-        >>> from anydevice import nn
         >>> nn.Chain(nn.Flatten(), nn.Dense(None, 10)).resolved((3, 4)).layers[1].inputs
         12
         """
@@ -316,10 +314,6 @@ def state_places(layer: Layer, path: str = "") -> list[tuple[str, str]]:
 
     The steps of a path lead through the parameters: `"[2]"` to an element of a list, `".mlp"` to
     one of a dict.
-
-    >>> from anydevice import nn
-    >>> state_places(nn.Chain(nn.Dense(4, 8), nn.BatchNorm(8)))
-    [('[1]', 'mean'), ('[1]', 'variance')]
     """
     own = [(path, name) for name in layer.state_names]
     return own + [place for step, part in layer.parts for place in state_places(part, path + step)]

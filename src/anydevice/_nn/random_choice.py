@@ -57,10 +57,7 @@ def random_mask(run: Run, rate: float, like: Array) -> Array:
 
 
 def _within(run: Run, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """Return the index of the first element in the whole batch's array, and that array's shape.
-
-    An array may have several rows for each row of the batch, such as one for each token.
-    """
+    """Return the first element's index in the whole batch's array, and that array's shape."""
     if run.rows is None or not shape:
         return 0, shape
     first, count, every = run.rows

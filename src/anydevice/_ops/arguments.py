@@ -48,7 +48,6 @@ def wrong(op: str, what: str) -> ConfigurationError:
 def wrong_shapes(op: str, rule: str, advice: str = "", /, **arrays: Array) -> ConfigurationError:
     """Return the error for shapes that do not fit, with the rule, the shapes and advice.
 
-    >>> import numpy
     >>> str(wrong_shapes("matmul", "b must have two axes", b=numpy.ones(3)))
     'matmul: b must have two axes, but b is (3,)'
     """
@@ -59,7 +58,6 @@ def wrong_shapes(op: str, rule: str, advice: str = "", /, **arrays: Array) -> Co
 def different_shapes(op: str, **two: Array) -> ConfigurationError:
     """Return the error for two arrays that must have the shape of the first.
 
-    >>> import numpy
     >>> str(different_shapes("add", x=numpy.ones((2, 1)), y=numpy.ones(2)))
     'add: x and y must have the same shape, but x is (2, 1), y is (2,); use y.reshape(2, 1)'
     """
@@ -85,7 +83,6 @@ def different_dtypes(op: str, **arrays: Array) -> ConfigurationError:
 def in_words(value: Any) -> str:
     """Return a value as an error shows it: a number or text itself, the type of anything else.
 
-    >>> import numpy
     >>> in_words(0.5), in_words(numpy.ones(3))
     ('0.5', 'a numpy.ndarray')
     """
@@ -101,7 +98,6 @@ def in_words(value: Any) -> str:
 def python_number(x: Any) -> Any:
     """Return a NumPy scalar as a Python number, which has no dtype; anything else as it is.
 
-    >>> import numpy
     >>> python_number(1 / numpy.sqrt(64)), python_number(numpy.int8(3)), python_number("text")
     (0.125, 3, 'text')
     """
@@ -168,11 +164,7 @@ def finite_numbers(
 
 
 def number_or_array(op: str, name: str, value: Any, kinds: tuple[str, ...]) -> Any:
-    """Return a Python number, or an array without axes whose dtype is of one of the kinds.
-
-    A number may be infinite or NaN: a check would make compiled code depend on its value, and be
-    compiled again for each one.
-    """
+    """Return a number, perhaps NaN, or an array without axes whose dtype is of one of the kinds."""
     number = python_number(value)
     if type(number) in (int, float):
         return number

@@ -57,7 +57,6 @@ def primitives(x: ArrayT, op: str = "ops", name: str = "") -> PrimitivesOf[Array
     Raises `ConfigurationError` where `x` is not an array of an imported library; the message names
     the op and the argument.
 
-    >>> import numpy
     >>> x = numpy.ones((2, 3), numpy.float32)
     >>> primitives(x).sum(x, 1).tolist()
     [3.0, 3.0]

@@ -1,7 +1,4 @@
-"""Start a function in several processes of one host that compute together.
-
-A failure names the process that failed first; the others are ended.
-"""
+"""Starts a function in several processes of one host that compute together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Cards that need not be here, and clusters of them in words: "16xH100-80GB".
-
-The table has the makers' figures; `training_plan.FITTED` has the measured shares of them.
-"""
+"""Cards that need not be here, and clusters of them in words: "16xH100-80GB"."""
 
 from __future__ import annotations
 
@@ -131,11 +128,6 @@ def cluster_of(words: str | Cluster) -> Cluster:
 
     More than 8 cards without a number of nodes are nodes of 8. A card that is not in the table
     needs its memory, and is planned without speed.
-
-    >>> str(cluster_of("4x8xA100-40GB")), cluster_of("3x4xA100-40GB").nodes
-    ('32xA100-40GB', 3)
-    >>> cluster_of("8xMyCard-48GB").card.memory
-    48000000000
 
     Raises `ConfigurationError` that says what to write.
     """

@@ -65,6 +65,7 @@ _INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embedding
 _OUTER = ("tie_word_embeddings",)
 """Keys for which the whole config overrides its part for text."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 _FILES = (".json", ".safetensors", ".gguf")
 
 
@@ -108,10 +109,7 @@ class ModelConfig(Record):
 
     @property
     def model_class(self) -> str:
-        """The class that the config names, without the family's name: "ForMaskedLM"; "" if none.
-
-        Raises `ConfigurationError` if it is not a class of the family.
-        """
+        """The class that the config names, without the family's name: "ForMaskedLM"; "" if none."""
         classes = None if self.part else self.entries("architectures")
         if not classes:
             return ""
@@ -243,10 +241,7 @@ def is_gguf_path(path: Path) -> bool:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Read the config in a file, in a folder's `config.json`, or in the metadata of a GGUF file.
-
-    Raises `ConfigurationError` if there is none, or it is not a JSON object.
-    """
+    """Read the config in a file, in a folder's `config.json`, or in the metadata of a GGUF file."""
     if is_gguf_path(path):
         return gguf_config(path)
     file = path / CONFIG_NAME if path.is_dir() else path
@@ -317,11 +312,7 @@ def gguf_config(file: Path | GgufFile) -> ModelConfig:
 
 
 def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelConfig:
-    """Return the config of these values; of a multimodal model, its part for text.
-
-    >>> as_config({"model_type": "llama", "n_layer": 3}).number("layers")
-    3
-    """
+    """Return the config of these values; of a multimodal model, its part for text."""
     text, part = dict(values), ""
     family = str(values.get("model_type") or "")
     for name in _NESTED if family not in ENCODERS else ():
@@ -352,11 +343,6 @@ def locate(
     nothing is downloaded. A folder whose model is one GGUF file stands for that file. Raises
     `ConfigurationError` if there are several, or if the model is not there, with how to get it:
     `planning` says that its config is enough.
-
-    >>> locate("org/no-model", {"HF_HUB_CACHE": "/nowhere"})
-    Traceback (most recent call last):
-    anydevice.errors.ConfigurationError: org/no-model: there is no such file or folder, and \
-no such model in the Hugging Face cache /nowhere; to get it: hf download org/no-model
     """
     exists = False
     with suppress(OSError, RuntimeError, ValueError):  # no such user, or no file can be called this
@@ -413,7 +399,7 @@ def _model_in(path: Path) -> Path:
     has_config, has_weights = CONFIG_NAME in names, ".safetensors" in "\n".join(names)
     if not files or (has_config and has_weights):
         return path
-    if len(files) == 1:
+    if len({_SPLIT.sub("", name) for name in files}) == 1:  # one model, in one file or several
         return path / files[0]
     if has_config or has_weights:
         return path

@@ -161,6 +161,8 @@ def _memory_of(device: Device, recent: bool) -> AvailableMemory | None:
     if recent and not registry.loaded_engines():
         # Discovery has just read the free memory; the driver would take as long again.
         free = facts.free_memory
+    elif device.backend == "cpu":
+        free = device.facts.free_memory  # no library keeps memory of the host for later
     else:
         # A plan on the command line does not need it.
         from anydevice._arrays.memory.stats import memory_stats
@@ -199,10 +201,6 @@ class LayeredModel:
     where the two are on different devices, because the head is then a copy of the embedding. Every
     device needs the `activations`, the last one also the `logits`, and every one but the CPU an
     `overhead`, which follows from the bytes of the cache on it.
-
-    >>> model = LayeredModel((10, 10, 10), (1, 1, 1), first=5, last=0, tied=5, logits=2)
-    >>> model.on(range(0, 3)).weights, model.on(range(0, 1)).weights, model.on(range(2, 3)).total
-    (35, 15, 18)
     """
 
     def __init__(
@@ -277,10 +275,6 @@ def fill(
 
     `budgets` are the bytes of the devices, `cpus` the positions of the CPU among them. If the last
     range does not end at the last layer, the model does not fit in this order.
-
-    >>> model = LayeredModel((10,) * 6, (0,) * 6)
-    >>> [str(part.layers) for part in fill(model, (25, 5, 100))]
-    ['range(0, 2)', 'range(2, 6)']
     """
     ranges: list[LayerRange] = []
     start = 0
@@ -398,10 +392,7 @@ Change = Literal["context", "batch", "kv_dtype", "dtype", "weights"]
 
 
 class Placement(Record):
-    """A device's part of a model: a range of layers, and the bytes that they need there.
-
-    `free` is the device's free memory, within the limit of `configure(memory=…)`.
-    """
+    """A device's part of a model: its layers and their bytes, and the memory `free` there."""
 
     device: Device
     layers: range
@@ -520,7 +511,6 @@ def plan_inference(
     accelerator is preferred to several, and several to the CPU, which takes the layers that do not
     fit on them. Nothing is loaded and no array library is imported.
 
-    >>> from anydevice import testing
     >>> model = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
     ...          "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
     ...          "vocab_size": 128256, "tie_word_embeddings": False}
@@ -697,11 +687,7 @@ class _Request(Record):
 def planned_units(
     plan: Plan, are_layers: Sequence[bool], parameters: int | None
 ) -> list[Placement]:
-    """Return the placement of each unit of a model; `are_layers` says which units are layers.
-
-    Raises `ConfigurationError` for a plan that does not fit or is for another model, by the number
-    of layers and `parameters`.
-    """
+    """Return the placement of each unit of a model; `are_layers` says which units are layers."""
     if not plan.fits:
         raise ConfigurationError(
             'this plan does not fit; give places such as ["cuda:0", "cpu", "disk"]',

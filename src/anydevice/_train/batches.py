@@ -47,7 +47,6 @@ class Batches:
     batches. Without `shuffle`, examples keep the order of the arrays. `whole_only` drops an
     incomplete last batch.
 
-    >>> import numpy
     >>> data = Batches(numpy.arange(5), numpy.arange(5) * 10, size=2, shuffle=False)
     >>> [y.tolist() for x, y in data(seed=0, epoch=1)], len(data)
     ([[0, 10], [20, 30], [40]], 3)
@@ -287,10 +286,7 @@ def placer(device: Device) -> Callable[[Any], Any]:
 def first_of(
     data: Any, seed: int, epoch: int, name: str, form: Callable[[Any], Any] | None = None
 ) -> Any:
-    """Return the first batch, not placed; `None` if the data can be iterated only once.
-
-    Raises `ConfigurationError` if the data is empty, or the batch is no pair of numeric arrays.
-    """
+    """Return the first batch, not placed; `None` if the data can be iterated only once."""
     if isinstance(data, Iterator):
         return None
     for batch in _source(data, seed, epoch):
@@ -334,11 +330,7 @@ def prefix_error(error: Exception, where: str) -> None:
 
 
 def pair_of(batch: Any) -> tuple[Any, Any]:
-    """Return the x and y of a batch as numeric arrays; raise `ConfigurationError` for others.
-
-    >>> pair_of([[[1.0, 2.0]], [3]])
-    (array([[1., 2.]], dtype=float32), array([3]))
-    """
+    """Return the x and y of a batch as numeric arrays; raise `ConfigurationError` for others."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise ConfigurationError(
             f"a batch must be a pair (x, y), not {_describe(batch)}", source="data"

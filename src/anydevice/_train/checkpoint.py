@@ -27,7 +27,7 @@ from anydevice._core.protocols import StepState
 from anydevice._core.record import NOTHING, Record, as_dict, replace
 from anydevice._core.trees import difference, leaves, mapped, partition, refilled
 from anydevice._formats import model as tensor_files
-from anydevice._formats.packed import Packed
+from anydevice._formats.packed import PackedTree
 from anydevice._libraries.layers import ModuleLayer
 from anydevice._machine.engines.registry import owner_of
 from anydevice._nn.layer import Layer
@@ -112,7 +112,6 @@ def content_of(data: Any) -> dict[str, str]:
     if 1 % of the rows change, one of them is among these in 999 of 1000 cases. Only data that
     version 0.2 hashed in full has the name "content".
 
-    >>> from anydevice import nn
     >>> content_of(nn.Batches([1.5, 2.5], [0, 1], size=1))
     {'content': '4fc98d64ac8d78665331c09f2236dac4'}
     >>> content_of(lambda seed, epoch: [])
@@ -183,10 +182,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
 
 
 def lock_training(path: Path) -> ExitStack:
-    """Lock the file of a training until the stack is closed; raise if another one saves to it.
-
-    A file that cannot be locked (Windows, some network drives) is not guarded.
-    """
+    """Lock the file of a training until the stack is closed; raise if another one saves to it."""
     lock = ExitStack()
     try:
         lock.enter_context(FileLock(path))
@@ -232,7 +228,7 @@ def read_checkpoint(
         counts = {name: metadata[name] for name in ("batches", "started", "steps")}
         own = None
         if metadata.get("own") is not None:
-            own = Packed(trees.get("own") or {})
+            own = PackedTree(trees.get("own") or {})
             own.text = metadata["own"]
         step = StepState(
             trees["parameters"],
@@ -346,14 +342,6 @@ def fingerprint(value: Any) -> Any:
     Records are represented by class and fields; functions by module, name, closure and defaults,
     and by code unless they belong to a library. A recomputed layer has the fingerprint of the layer
     itself, since it computes the same.
-
-    >>> from anydevice import nn
-    >>> fingerprint(nn.Dropout(0.5))
-    {'kind': 'Dropout', '.rate': 0.5}
-    >>> fingerprint(nn.recompute(nn.Dropout(0.5))) == fingerprint(nn.Dropout(0.5))
-    True
-    >>> fingerprint(nn.cross_entropy)
-    {'function': 'anydevice.nn.cross_entropy'}
     """
     if isinstance(value, _PLAIN):
         return value
@@ -384,13 +372,7 @@ def fingerprint(value: Any) -> Any:
 
 
 def setting_difference(before: Any, now: Any, where: str) -> str | None:
-    """Return a sentence about the first difference of two fingerprints; `None` if they are equal.
-
-    >>> from anydevice import nn
-    >>> two = (fingerprint(nn.Chain(nn.Dense(2, size), "relu")) for size in (3, 4))
-    >>> setting_difference(*two, "layer")
-    'its layer.layers[0].outputs was 3, and now it is 4'
-    """
+    """Return a sentence about the first difference of two fingerprints; `None` if there is none."""
     if isinstance(before, dict) and isinstance(now, dict) and _shape(before) == _shape(now):
         return _part_difference(before, now, where)
     if isinstance(before, list) and isinstance(now, list):

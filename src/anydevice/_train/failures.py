@@ -52,10 +52,7 @@ def failure(
     since: int,
     seed: int,
 ) -> VerificationError:
-    """Return the error for a training that failed at step `since`, with the layer.
-
-    `parameters` are those before that step, and `batches` its batches.
-    """
+    """Return the error for a training that failed after `parameters`, in one of `batches`."""
     batches = list(batches)
     for batch in batches:
         wrong = nonfinite_batch(batch.batch)

@@ -195,10 +195,7 @@ class TrainingProgress:
             say(_line(epoch, self._epochs))
 
     def ends(self, text: str) -> None:
-        """Show when the training will end, on the bar or the error stream.
-
-        Signal handlers call this, so it avoids Python's streams, which may be in use.
-        """
+        """Show when the training will end, without Python's streams: signal handlers call this."""
         self._ending = text
         if self._shown:
             self._show(self._done, [])
@@ -209,10 +206,7 @@ class TrainingProgress:
     def tell(
         self, epoch: int, position: int, loss: float | None, rate: float, examples: int
     ) -> None:
-        """Show the batch of the epoch, and the total number of examples trained on.
-
-        Speed and time left count from the first call: the time before is mostly compiling.
-        """
+        """Show the batch of the epoch and the examples; time left counts from the first call."""
         self._doing = ""
         done = (epoch - 1) * self._length + position if self._length else epoch - 1
         now = time.monotonic()

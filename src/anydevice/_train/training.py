@@ -95,8 +95,6 @@ class Training:
     in its output, as in Hugging Face. `loader` gives the batches, like the data of `nn.train`:
     pairs, or dicts of the model's arguments.
 
-    >>> import numpy
-    >>> from anydevice import nn
     >>> x = numpy.linspace(-1, 1, 64, dtype=numpy.float32).reshape(64, 1)
     >>> model = nn.build(nn.Dense(1, 16), "tanh", nn.Dense(16, 1), device="cpu")
     >>> data = nn.Batches(x, x**2, size=16)

@@ -191,10 +191,7 @@ def drop(stream: TextIO) -> None:
 
 
 def check_file(path: str | None, *inputs: str | Path | None) -> None:
-    """Raise `TransferError` before the work if its result could not be written to the file.
-
-    Nor may it be one of `inputs`, which the command reads, or already be in such a folder.
-    """
+    """Raise `TransferError` before the work if its result could not be written to the file."""
     if path is None:
         return
     target = expanded(path)

@@ -58,3 +58,12 @@ print(refused_flags("--xla_cpu_enable_fast_math"))
     flag = "--xla_force_host_platform_device_count=0"
     assert re.fullmatch(rf"{{'{flag}': 'jaxlib .* does not take the value of {flag}'}}", refused)
     assert none == "{}"
+
+
+def test_a_child_that_does_not_answer_in_time_is_no_verdict(tmp_path: Path) -> None:
+    program = """
+from anydevice._machine.engines import xla_flags
+xla_flags._LIMIT = 0
+print(xla_flags.refused_flags("--xla_no_such_flag"), xla_flags.flags_file().exists())
+"""
+    assert output_of("-c", program, env={"ANYDEVICE_HOME": str(tmp_path)}) == "{} False\n"

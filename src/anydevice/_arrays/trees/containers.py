@@ -196,7 +196,6 @@ def register_type(
     `rebuild(object, parts)` returns the object after the move, from the moved parts by the same
     names; it gets the old object too, for everything that is not a part.
 
-    >>> import anydevice, numpy
     >>> class Points:
     ...     def __init__(self, positions, label):
     ...         self.positions, self.label = positions, label

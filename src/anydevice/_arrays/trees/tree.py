@@ -139,14 +139,6 @@ def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[Leaves, Rebuild
 
     `is_array` says what an array is. Any other value that is not a container stays as it is.
 
-    >>> import numpy
-    >>> tree = {"weight": [numpy.ones(2), 3], "name": "layer"}
-    >>> leaves, rebuild = flatten(tree, lambda value: isinstance(value, numpy.ndarray))
-    >>> leaves[0].path
-    "['weight'][0]"
-    >>> rebuild(["another array"])
-    {'weight': ['another array', 3], 'name': 'layer'}
-
     Raises `TransferError`, with the path, if a tree contains itself or cannot be taken apart.
     """
     leaves = Leaves()

@@ -43,10 +43,7 @@ class JaxCompiler:
     """Whole functions by `jax.jit`."""
 
     def compile(self, function: Callable[..., Array], **named: Any) -> Callable[..., Any]:
-        """See the protocol. JAX compiles whole functions or nothing, and deletes donated arrays.
-
-        Values of `static` arguments must be hashable.
-        """
+        """Compile whole functions, as the protocol says; static values must be hashable."""
         options = CompileOptions(**named)
         static, donate = tuple(options.static), tuple(options.donate)
         effort = {"compiler_options": dict(_MOST)} if options.max_effort else {}

@@ -55,11 +55,7 @@ _LONG_ROW = 1024
 
 
 class MlxPrimitives(BasePrimitives[mx.array], one=functions_of(mx), two=functions_of(mx, _two)):
-    """MLX's own functions, with their gaps filled.
-
-    In `float64`, MLX computes `exp`, `sin`, `cos`, `sigmoid` and `erf` only as exactly as in
-    `float32`; here they are composed of functions that it computes in full.
-    """
+    """MLX's own functions, and composed ones where it has none or its float64 is inexact."""
 
     reshape = staticmethod(mx.reshape)
     permute_dims = staticmethod(mx.transpose)

@@ -100,11 +100,7 @@ class Pool:
         self._peak = self.in_use
 
     def allocate(self, size: int) -> Any:
-        """Return a buffer of at least `size` bytes.
-
-        Raises `LimitReachedError`, or PyOpenCL's error for a full device, after cached memory was
-        freed.
-        """
+        """Return a buffer of at least `size` bytes; a full device first gives back its cache."""
         with self._lock.native:
             data = self._within_limits(size) if limits else self._pool.allocate(size)
             self._peak = max(self._peak, self._pool.active_bytes)

@@ -1,8 +1,4 @@
-"""Faster versions of composite ops on OpenCL, each one of anydevice's own kernels.
-
-`KERNELS` are the kernels themselves, to be verified; `FUSED` are the same, but each hands over to
-the definition where it was not verified for the dtype and the device of its first operand.
-"""
+"""Faster versions of composite ops on OpenCL: our own kernels, used where they were verified."""
 
 from __future__ import annotations
 

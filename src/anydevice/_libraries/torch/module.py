@@ -364,10 +364,7 @@ def _watch_verdict(module: nn.Module, rewritten: Collection[str]) -> base.Watche
 
 
 class _StepCounter:
-    """Counts the steps of optimizers that train one of these weights.
-
-    Optimizers with `fused=True` write weights without increasing PyTorch's version counters.
-    """
+    """Counts optimizer steps on these weights: `fused=True` does not raise version counters."""
 
     def __init__(self, weights: Iterator[Any]) -> None:
         self._weights = {id(x) for x in weights}

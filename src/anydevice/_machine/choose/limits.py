@@ -58,11 +58,7 @@ def check_limit(config: Config) -> None:
 
 
 def set_limit(config: Config | None) -> list[str]:
-    """Limit every library to `config.memory`, now or when it loads; `None` lifts the limits.
-
-    Returns warnings: for a library on an accelerator on which the limit has no effect, and for a
-    GPU that other programs use too.
-    """
+    """Limit every library to `config.memory`, or lift the limits; return warnings."""
     global _config
     with _lock.native:
         warned = _lift() if config is None else []

@@ -54,7 +54,6 @@ _on_refresh: list[Callable[[], None]] = []
 class Report(Record):
     """The result of `discover()`: iterate over it, or ask it for one backend by name.
 
-    >>> import anydevice
     >>> report = anydevice.discover()
     >>> report["cpu"].usable
     True
@@ -153,7 +152,6 @@ class Devices(tuple[Device, ...]):
 def devices(kind: str | None = None) -> tuple[Device, ...]:
     """Return every usable device in order of choice, optionally of a kind or a backend ("cuda").
 
-    >>> import anydevice
     >>> [str(device) for device in anydevice.devices("cpu")][0]
     'cpu'
 

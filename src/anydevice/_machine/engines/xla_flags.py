@@ -33,14 +33,17 @@ def refused_flags(text: str) -> dict[str, str]:
     """Return the flags of `text` that XLA would end the process for, each with a sentence.
 
     Verdicts are kept for this version of jaxlib. Without jaxlib, or if XLA does not start without
-    flags either, none is refused.
+    flags either, or does not start in time, none is refused.
     """
     version, flags = distributions().get("jaxlib"), text.split()
     if version is None or not text.lstrip().startswith("--"):  # a file of flags
         return {}
     verdicts = _read().get(version, {})
     if not verdicts.keys() >= set(flags):
-        refused = dict(_find_refused(flags, version))
+        try:
+            refused = dict(_find_refused(flags, version))
+        except (OSError, subprocess.TimeoutExpired):
+            return {}  # no verdict to keep
         verdicts = {**verdicts, **{flag: refused.get(flag, "") for flag in flags}}
         write_cache(flags_file(), "the flags", lambda: {**_read(), version: verdicts})
     return {flag: verdicts[flag] for flag in flags if verdicts[flag]}
@@ -99,10 +102,7 @@ def _read_startup_error(flags: Sequence[str]) -> str:
     """Return what XLA prints when it starts with these flags and fails; "" if it starts."""
     command = [sys.executable, "-I", "-c", _PROGRAM.format(sys.path)]
     environment = {**own_environment(), "XLA_FLAGS": " ".join(flags)}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, timeout=_LIMIT, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    done = subprocess.run(
+        command, env=environment, capture_output=True, timeout=_LIMIT, check=False
+    )
     return done.stderr.decode(errors="replace") if done.returncode else ""

@@ -449,11 +449,7 @@ _read: tuple[object, tuple[FileSettings, ...]] | None = None
 
 
 def read_files() -> tuple[FileSettings, ...]:
-    """Return the existing settings files, the user's before the project's.
-
-    They are read once, and again when one has changed. Raises `ConfigurationError` with the file
-    and the line if a value is invalid. A file that cannot be opened is skipped with a warning.
-    """
+    """Return the settings files, the user's before the project's, read again when changed."""
     global _read
     now, cache = files_state(), _read  # another thread may clear the cache
     if cache is None or cache[0] != now:

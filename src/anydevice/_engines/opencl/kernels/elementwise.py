@@ -174,10 +174,7 @@ _GROUP = 256
 
 
 class Reading(Record):
-    """An array that a kernel reads, with its strides in the shape of the result.
-
-    In the text of a kernel, array `a` has its element `a`, its memory `pa` and its index `ia`.
-    """
+    """An array that a kernel reads: element `a`, memory `pa` and index `ia`, with its strides."""
 
     array: Any
     number: Number

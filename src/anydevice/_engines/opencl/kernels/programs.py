@@ -81,10 +81,7 @@ class Definitions(Protocol):
 
 
 class Kernel:
-    """A kernel of a built program, ready to be started with groups of `group` work items.
-
-    Of its arguments, integers have the dtype `index`; NumPy's floats and 0-d arrays have their own.
-    """
+    """A kernel of a built program, started with groups of `group` items; integers are `index`."""
 
     def __init__(self, kernel: cl.Kernel, context: cl.Context, index: type, group: int) -> None:
         self._kernel, self._queue = kernel, buffers.queue_of_context(context)

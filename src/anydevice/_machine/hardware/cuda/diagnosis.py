@@ -1,7 +1,4 @@
-"""Turns the answers of NVML and the CUDA driver into devices, or into a reason and its fix.
-
-Pure, so that recorded answers can test it.
-"""
+"""Turns the answers of NVML and the CUDA driver into devices, or into a reason and its fix."""
 
 from __future__ import annotations
 

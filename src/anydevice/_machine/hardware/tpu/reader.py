@@ -174,10 +174,7 @@ def _node_names(device: Path, generation: _Generation, position: int) -> list[st
 
 
 def _chips_by_type(root: Path, environment: Mapping[str, str]) -> list[_Chip]:
-    """Return the chips by their device files, if the PCI bus is hidden, as in some containers.
-
-    The files alone do not suffice: drivers of other vendors use the same names.
-    """
+    """Return the chips by their device files, if the PCI bus is hidden, as in some containers."""
     kind = environment.get("TPU_ACCELERATOR_TYPE", "").strip().lower().rpartition("-")[0]
     generation = _BY_TYPE.get(kind)
     if generation is None:
