@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1]))
 
 import decoders_by_hand
 
@@ -26,9 +27,9 @@ from anydevice import device
 from anydevice._core.trees import mapped
 from anydevice._llm import decoder
 from anydevice._llm.description import describe
-from anydevice._llm.weights import random_parameters
 from anydevice._machine.engines import registry
 from anydevice._plan.config import as_config
+from tests.llm.random_weights import random_parameters
 
 DECODER = describe(
     as_config(

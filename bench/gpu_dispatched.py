@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import torch
@@ -28,7 +31,6 @@ from anydevice._core.engine import Absent
 from anydevice._engines import trust
 from anydevice._llm import decoder
 from anydevice._llm.description import describe
-from anydevice._llm.weights import random_parameters
 from anydevice._machine.engines import registry
 from anydevice._plan.config import as_config
 
@@ -187,6 +189,8 @@ def slice_everywhere() -> Iterator[Row]:
     Its logits, whole and from a cache, and where the engine can: compiled, and a step of training.
     JAX comes last: not compiled as a whole, it compiles every op by itself, which takes minutes.
     """
+    from tests.llm.random_weights import random_parameters
+
     ids = np.random.default_rng(7).integers(0, DECODER.vocabulary, (2, 33)).astype(np.int32)
     host = random_parameters(DECODER, 0, anydevice.device("cpu", engine="numpy"))
     right, _ = _forward(_as_float64(host), ids)

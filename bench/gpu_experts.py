@@ -22,7 +22,7 @@ import torch
 
 from anydevice import ops
 from anydevice._engines.torch.experts import in_order_of_experts
-from anydevice._ops import mixture
+from anydevice._ops import transformer
 from anydevice._ops.dispatch import primitives
 
 SHAPES = {
@@ -40,7 +40,7 @@ Row = tuple[str, str, bool]
 
 
 def sorted_on_host(networks: Any, x: Any, chosen: Any, weights: Any) -> Any:
-    return mixture._sorted_by_expert(networks, x, chosen.cpu().numpy(), weights)
+    return transformer._sort_by_expert(networks, x, chosen.cpu().numpy(), weights)
 
 
 def grouped(networks: Any, x: Any, chosen: Any, weights: Any) -> Any:
@@ -51,8 +51,8 @@ def grouped(networks: Any, x: Any, chosen: Any, weights: Any) -> Any:
 
 
 WAYS: dict[str, Callable[..., Any]] = {
-    "gathered": mixture._gather_experts,
-    "every expert": mixture._side_by_side,
+    "gathered": transformer._gather_experts,
+    "every expert": transformer._side_by_side,
     "sorted on the host": sorted_on_host,
     "grouped": grouped,
 }
@@ -86,7 +86,7 @@ def measured(name: str, shape: tuple[int, int, int, int], device: torch.device) 
         scores = torch.rand(tokens, count, device=device)
         weights, chosen = scores.softmax(1).topk(k)
         chosen = chosen.int()
-        networks = mixture._Networks(
+        networks = transformer._Networks(
             primitives(x), (gate_up, down, None, None), "swiglu", 1.702, 7.0
         )
         times = {

@@ -1,12 +1,14 @@
 """Language models: as fast as they should be, and the same as in transformers.
 
-    PYTHONPATH=src python bench/llm.py [cpu] [equal] [gpu] [start] [--runs N] [--tokens N]
+    PYTHONPATH=src python bench/llm.py [cpu] [equal] [gpu] [start] [quantized] [--runs N]
 
 `cpu` measures SmolLM2 from its GGUF file (make chat fetches it) in float32 with one prompt, every
 engine and transformers' `generate` in turn; `equal` compares 100 tokens of five prompts. `gpu`
 measures a 7B shape with random weights on a CUDA card: steps, prompts, batches, memory, beside
 transformers with a compiled static cache. `start` measures from the start of a process to its first
-token, with such a model in the page cache. Without names, the first two run, and on a card all.
+token, with such a model in the page cache. `quantized` measures GGUF files on the CPU beside
+llama.cpp, which `--peer-python` has (see `quantized_cpu.py`). Without names, the first two run, and
+on a card the first four.
 Prints a line for each figure, ✓ where it meets its bar. Run it on a machine that does nothing else.
 """
 
@@ -26,17 +28,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from quantized_cpu import THREADS, quantized
+
 import anydevice
 from anydevice import llm
 from anydevice._llm.description import describe
 from anydevice._llm.generate import runner_for, slots_for
 from anydevice._llm.sampling import sampling
-from anydevice._llm.weights import parameters_of, random_parameters
+from anydevice._llm.weights import parameters_of
 from anydevice._plan.config import as_config
 from anydevice._plan.plan import PREFILL_CHUNK
 from anydevice.errors import AnyDeviceError
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
 SMOLLM2 = ROOT / ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 BARS = {"torch": 1.2, "jax": 0.8, "mlx": 0.8, "numpy": 0.0}
 """How fast engines are on the CPU, transformers being 1."""
@@ -172,6 +177,8 @@ class Digits:
 
 
 def random_model(device: Any) -> llm.LanguageModel:
+    from tests.llm.random_weights import random_parameters
+
     config = as_config(MISTRAL)
     description = describe(config)
     parameters = random_parameters(description, 0, device, "bfloat16")
@@ -371,7 +378,7 @@ def write_folder(folder: Path) -> None:
             left -= file.write(ones[: min(left, len(ones))])
 
 
-PARTS = {"cpu": cpu, "equal": equal, "gpu": gpu, "start": start}
+PARTS = {"cpu": cpu, "equal": equal, "gpu": gpu, "start": start, "quantized": quantized}
 
 
 def main() -> None:
@@ -380,10 +387,15 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=SMOLLM2)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of each run on the CPU")
+    peer = os.environ.get("ANYDEVICE_PEER_PYTHON", sys.executable)
+    parser.add_argument("--peer-python", default=peer, help="the Python that has xllamacpp")
+    parser.add_argument("--shape-file", type=Path, help="the 1.5B file, if it is there already")
+    parser.add_argument("--only", default="", help="part of the name of a quantized model")
+    parser.add_argument("--threads", type=int, default=THREADS, help="of both sides, quantized")
     options = parser.parse_args()
     card = any(device.backend == "cuda" for device in anydevice.devices())
     rows = []
-    for part in options.parts or (PARTS if card else ("cpu", "equal")):
+    for part in options.parts or ("cpu", "equal", *(["gpu", "start"] if card else [])):
         for label, said, met in PARTS[part](options):
             rows.append(met)
             print(f"{'✓' if met else '✗'} {label:<28} {said}", flush=True)

@@ -287,6 +287,21 @@ def test_fake_devices_are_distinct_to_jax_and_end_with_the_program() -> None:
     assert done.stderr == ""
 
 
+LEFT = """
+import anydevice
+from anydevice import testing
+with testing.fake_machine(cuda=2, engines=["jax"]):
+    import jax  # its modules end after ours
+    x = jax.numpy.ones(2)
+    left = [anydevice.to_device(x, anydevice.Device(f"cuda:{index}")) for index in range(2)]
+"""
+
+
+def test_arrays_of_a_fake_device_may_outlive_the_program() -> None:
+    pytest.importorskip("jax")
+    assert run_python("-c", LEFT).stderr == ""
+
+
 def test_too_few_devices_of_jax_are_said() -> None:
     """JAX has started with three CPU devices here."""
     pytest.importorskip("jax")

@@ -1,6 +1,5 @@
 """anydevice: find every accelerator of a machine, choose one, and use it.
 
->>> import anydevice
 >>> anydevice.device("cpu").kind
 'cpu'
 

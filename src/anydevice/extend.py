@@ -2,7 +2,6 @@
 
 An engine is a row, its arrays and its primitives; `CONTRIBUTING.md` builds one file by file:
 
->>> from anydevice import extend
 >>> row = extend.EngineRow(
 ...     name="tinylib",
 ...     label="TinyLib",
@@ -70,7 +69,6 @@ _MODULES = {
 def load_engine(name: str) -> Engine:
     """Import a library and return its engine, with its `ops`, `autodiff` and `compiler`.
 
-    >>> from anydevice import extend
     >>> extend.load_engine("numpy").name
     'numpy'
 

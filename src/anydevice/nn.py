@@ -1,6 +1,5 @@
 """Models built on `anydevice.ops`: layers are plain descriptions, parameters are trees of arrays.
 
->>> from anydevice import nn
 >>> model = nn.build(nn.Dense(64, 128), "relu", nn.Dense(128, 10), device="cpu")
 >>> model.output_shape, model.parameter_count
 ((10,), 9610)

@@ -1,7 +1,5 @@
 """Ops: computations with one signature and one meaning on every engine.
 
->>> import numpy
->>> from anydevice import ops
 >>> ops.softmax(numpy.array([[1.0, 1.0]])).tolist()
 [[0.5, 0.5]]
 

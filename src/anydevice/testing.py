@@ -1,6 +1,5 @@
 """A fake machine for tests: any backend, any number of cards, each with memory of its own.
 
->>> import numpy
 >>> from anydevice import device, device_of, memory_stats, testing
 >>> with testing.fake_machine(cuda=["NVIDIA H100 80GiB", "NVIDIA L4 24GiB"]):
 ...     x = device("cuda:1")(numpy.ones(2**18, "float32"))

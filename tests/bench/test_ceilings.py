@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice._bench.ceilings import Raised, ceiling_of, judge, raise_ceilings
+from anydevice._bench.measure import Raised, ceiling_of, judge, raise_ceilings
 from anydevice._bench.results import Ceiling, Measurement
 from anydevice._core.record import replace
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anydevice import device, llm
-from anydevice._bench import ceilings, language_models
+from anydevice._bench import language_models, measure
 from anydevice._bench.language_models import bench_text, bytes_of, operations_of
 from anydevice._bench.results import Ceiling
 from anydevice._plan.model import shape_of
@@ -110,8 +110,8 @@ def test_a_prompt_that_leaves_no_room_is_refused(model: Any) -> None:
 def test_the_command(
     stories: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny = ceilings.WorkloadSizes((2**16,), 2**16, (16,))
-    monkeypatch.setattr(ceilings, "SIZES", dict.fromkeys(ceilings.SIZES, tiny))
+    tiny = measure.WorkloadSizes((2**16,), 2**16, (16,))
+    monkeypatch.setattr(measure, "SIZES", dict.fromkeys(measure.SIZES, tiny))
     monkeypatch.setattr(language_models, "CEILING_LIMIT", 0.001)
     words = ["bench", "--llm", str(stories), "--device", "cpu", "--engine", "numpy"]
     assert main([*words, "--context", "16,32", "--json"]) == 0

@@ -13,8 +13,7 @@ import pytest
 import anydevice
 from anydevice import _ops as ops
 from anydevice import testing
-from anydevice._bench.ceilings import WorkloadSizes, measure_ceilings
-from anydevice._bench.measure import bench, save
+from anydevice._bench.measure import WorkloadSizes, bench, measure_ceilings, save
 from anydevice._bench.results import Ceiling, Results
 from anydevice._bench.timing import Timing
 from anydevice._check.cases.case import Draw
@@ -275,10 +274,10 @@ def test_a_larger_size_is_not_tried_after_a_slow_one(monkeypatch: pytest.MonkeyP
 
 
 def test_the_fastest_sample_is_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anydevice._bench import ceilings
+    from anydevice._bench import measure
 
     timing = Timing(1.0, 0.9, 1.1, 2.0, samples=5, calls=1, fastest=0.5)
-    monkeypatch.setattr(ceilings, "time_calls", lambda *_, **__: timing)
+    monkeypatch.setattr(measure, "time_calls", lambda *_, **__: timing)
     runners = find_runners(engines=["numpy"])
     [found], _ = measure_ceilings(
         runners, ["float32"], limit=1.0, sizes=WorkloadSizes((), 0, (16,))
@@ -287,7 +286,7 @@ def test_the_fastest_sample_is_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_quick_run_multiplies_matrices_as_large_as_those_of_its_ops() -> None:
-    from anydevice._bench.ceilings import SIZES as USUAL
+    from anydevice._bench.measure import SIZES as USUAL
     from anydevice._check.cases.table import TABLE
     from anydevice._core.dtypes import DTYPES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anydevice._bench.ceilings import WorkloadSizes
+from anydevice._bench.measure import WorkloadSizes
 from anydevice._bench.results import Ceiling, MeasuredDevice, Measurement, Results
 from anydevice._check.cases.case import Call, Draw, Make, Row, call, per_element
 

@@ -142,6 +142,20 @@ def test_environment_variables_before_jax_starts() -> None:
     assert output_of("-W", "error", "-c", JAX_NOT_STARTED) == "3\n"
 
 
+def test_a_flag_that_xla_no_longer_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The document's own flags would end the process when JAX starts."""
+    gone, kept = "--xla_gpu_enable_triton_softmax_fusion", "--xla_gpu_triton_gemm_any=True"
+    given = {"XLA_FLAGS": f"--xla_gpu_enable_fast_min_max=true {gone}=true {kept}"}
+    monkeypatch.setenv("XLA_FLAGS", "")
+    jax.devices()
+    with (
+        pytest.warns(UserWarning, match="was set too late: JAX has already started"),
+        pytest.raises(ConfigurationError, match=f"has no flag {gone}; the nearest is"),
+    ):
+        DeviceManager(DeviceConfiguration(environment_variables=given))
+    assert os.environ["XLA_FLAGS"] == f"--xla_gpu_enable_fast_min_max=true {kept}"
+
+
 # --- JAXDeviceManager ---------------------------------------------------------------------------
 
 

@@ -26,8 +26,10 @@ from importlib.util import find_spec
 from itertools import chain, takewhile, zip_longest
 from pathlib import Path
 
+import numpy
 import pytest
 
+import anydevice
 from tests.docs.sessions import Sessions
 from tests.plan.configs import LLAMA_8B
 
@@ -265,6 +267,11 @@ def has_all(command: Command) -> bool:
     return can_run(command.line + command.prints)
 
 
+# Examples of docstrings need not import these.
+NAMES = {"anydevice": anydevice, "numpy": numpy} | {
+    name: import_module(f"anydevice.{name}") for name in ("extend", "nn", "ops", "proofs", "testing")
+}
+
 # Ops say that they are of `anydevice.ops`: their examples run with that module.
 OPS = set((SOURCE / "anydevice" / "_ops").glob("[a-z]*.py"))
 MODULES = sorted(
@@ -279,7 +286,8 @@ def test_doctests(path: Path, environment: dict[str, str], monkeypatch: pytest.M
     if parts[1] in ("_engines", "_libraries"):
         skip_if_left_out([parts[2]])
     module = import_module(".".join(part for part in parts if part != "__init__"))
-    result = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.REPORT_NDIFF)
+    flags = doctest.ELLIPSIS | doctest.REPORT_NDIFF
+    result = doctest.testmod(module, extraglobs=NAMES, optionflags=flags)
     assert result.attempted > 0
     assert result.failed == 0
 

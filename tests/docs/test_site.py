@@ -14,6 +14,7 @@ from runpy import run_path
 
 import pytest
 
+from anydevice._core.backends import BACKENDS
 from tests import browser, check_site
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +95,13 @@ def test_the_effects_on_the_page_of_tuning_are_those_of_the_benchmarks() -> None
         same = [line for line in measured.splitlines() if command in line]
         numbers = re.findall(r"\d+\.\d+", effect)
         assert any(all(number in line for number in numbers) for line in same), (effect, command)
+
+
+def test_the_page_on_where_this_goes_names_what_was_never_run() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|", (DOCS / "roadmap.md").read_text("utf-8"), re.MULTILINE)
+    untested = [name for name, backend in BACKENDS.items() if backend.tier == "untested"]
+    assert set(untested) <= {code for row in rows for code in re.findall(r"`(\w+)`", row)}
+    assert {"Windows", "macOS"} <= set(rows)
 
 
 START = """<html><body><article>{}</article><a href="one/">One</a>

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from anydevice._core.quantized import QuantizedWeight
+from anydevice._core.quantized import BLOCK_TYPES, QuantizedWeight
 from anydevice._formats.load import OpenFiles, Segment
 from anydevice._formats.quantize import (
     FALLBACKS,
@@ -21,7 +21,7 @@ from anydevice._formats.quantize import (
     quantize_blocks,
     quantizer_of,
 )
-from anydevice._formats.quantized import BLOCK_TYPES, dequantize, unpack_blocks
+from anydevice._formats.quantized import dequantize, unpack_blocks
 from anydevice._formats.safetensors import read_header
 from anydevice.errors import TransferError
 from tests.comparing import COPIED, EXACT, SAME_PROGRAM, assert_same_bits, assert_same_values

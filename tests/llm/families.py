@@ -143,6 +143,12 @@ class Reference(Record):
 @functools.cache
 def reference(name: str) -> Reference:
     """The case of this name; parameters are NumPy arrays."""
+    family, options = copy.deepcopy(CASES[name])  # transformers changes inner dicts
+    return reference_of(family, options, len(name))
+
+
+def reference_of(family: str, options: dict[str, Any], seed: int = 0) -> Reference:
+    """A tiny model of a family with these options beside `BASE`."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -151,8 +157,7 @@ def reference(name: str) -> Reference:
 
     quiet: Any = disable_progress_bar
     quiet()
-    family, options = copy.deepcopy(CASES[name])  # transformers changes inner dicts
-    torch.manual_seed(len(name))
+    torch.manual_seed(seed)
     config = AutoConfig.for_model(family, **{**BASE, **options})
     make: Any = AutoModelForCausalLM.from_config
     model = make(config, dtype=torch.float32, attn_implementation="eager").eval()

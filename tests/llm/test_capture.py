@@ -23,7 +23,7 @@ from anydevice._llm.description import describe
 from anydevice._llm.generate import KINDS_OF_SAMPLING, OpsRunner, layer_config, run_steps
 from anydevice._llm.sampling import sampling
 from anydevice._machine.engines import registry
-from anydevice._ops import mixture
+from anydevice._ops import transformer
 from anydevice._plan.config import as_config
 from anydevice.errors import UnsupportedError
 from tests.llm.families import reference
@@ -124,15 +124,15 @@ def test_experts_read_nothing_on_the_host(name: str, monkeypatch: pytest.MonkeyP
     numbers = made.parameters["layers"]
     at = next(at for at, layer in enumerate(numbers) if "experts" in layer)
     kind = made.description.layers[at]
-    monkeypatch.setattr(mixture, "_where", lambda chosen: "device")  # as on a card
+    monkeypatch.setattr(transformer, "_where", lambda chosen: "device")  # as on a card
     assert registry.load("torch").fused  # what is imported there reads numbers
     with FakeTensorMode():
         weights = mapped(lambda x: torch.empty(x.shape), numbers[at])
         layer = decoder.DecoderLayer(made.description, kind, weights)
-        for rows in (1, 2, 5, 33, 64, mixture.FEW_TOKENS):
+        for rows in (1, 2, 5, 33, 64, transformer.FEW_TOKENS):
             x = torch.empty((rows, 1, made.description.hidden))
             assert layer.transform(x).shape == x.shape
-        x = torch.empty((1, mixture.FEW_TOKENS + 1, made.description.hidden))
+        x = torch.empty((1, transformer.FEW_TOKENS + 1, made.description.hidden))
         with pytest.raises(UnsupportedError, match="cannot be read"):  # what is read, is seen
             layer.transform(x)
 

@@ -14,12 +14,12 @@ from anydevice._core.record import replace
 from anydevice._core.trees import leaves, mapped, refilled
 from anydevice._llm import decoder
 from anydevice._llm.description import describe
-from anydevice._llm.weights import random_parameters
 from anydevice._machine.engines import registry
 from anydevice._plan.config import as_config
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from tests.comparing import assert_same_integers
 from tests.llm.families import skip_unless_listed, whole_logits
+from tests.llm.random_weights import random_parameters
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "intermediate_size": 48}

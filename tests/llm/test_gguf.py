@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from anydevice import device, to_numpy
+from anydevice import device, ops, to_numpy
+from anydevice._core.quantized import BLOCK_TYPES, QuantizedWeight
 from anydevice._core.record import replace
 from anydevice._core.rope_scaling import frequencies
 from anydevice._core.trees import leaves
@@ -23,12 +24,12 @@ from anydevice._formats import load as loading
 from anydevice._formats.gguf import read_gguf
 from anydevice._llm.description import describe
 from anydevice._llm.tokenizer import GPT2, SPLITTINGS, Tokenizer
-from anydevice._llm.weights import load_parameters
-from anydevice._plan.config import read_config
+from anydevice._llm.weights import Weights, load_parameters
+from anydevice._plan.config import locate, read_config
 from anydevice._plan.model import shape_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 from anydevice.llm import load
-from tests.comparing import SAME_PROGRAM, assert_same_integers, assert_same_values
+from tests.comparing import COPIED, SAME_PROGRAM, assert_same_integers, assert_same_values
 
 gguf = pytest.importorskip("gguf")
 from tests.llm.families import BASE, whole_logits  # noqa: E402
@@ -114,12 +115,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 PERMUTED = ("llama", "llama, yarn", "mixtral", "granite", "smollm3")
 
 
-def made(folder: Path, name: str, **more: Any) -> tuple[Path, Path]:
+def made(folder: Path, name: str, *, wide: bool = False, **more: Any) -> tuple[Path, Path]:
     """A tiny random model of a family, as a folder and as a GGUF file."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     family, options, numbers = FAMILIES[name]
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64} if wide else {}
+    if wide:
+        numbers = {**numbers, "embedding_length": 256, "feed_forward_length": 256}
+        numbers |= {"rope.dimension_count": 64}
     torch.manual_seed(5)
-    config = transformers.AutoConfig.for_model(family, **{**SIZES, **options})
+    config = transformers.AutoConfig.for_model(family, **{**SIZES, **options, **sizes})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for key, tensor in model.state_dict().items():
         tensor.normal_().mul_(0.3).add_(float("norm" in key))
@@ -143,22 +148,27 @@ def test_a_file_describes_the_model_that_it_was_made_from(tmp_path: Path, name: 
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-7 if name.startswith("gemma") else 0)
 
 
-@pytest.mark.parametrize("packing", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("packing", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_packed_tensors_are_what_the_package_unpacks(tmp_path: Path, packing: str) -> None:
     folder, file = made(tmp_path, "llama", packing=packing)
     description = describe(read_config(file))
-    found = load_parameters(file, description, CPU, "float32")
+    kept = load_parameters(file, description, CPU, "float32")
+    found = load_parameters(file, description, CPU, "float32", weights=Weights(stored=False))
     exact = load_parameters(folder, description, CPU, "float32")
     reader = {t.name: t for t in gguf.GGUFReader(file).tensors}
     tensor = reader["blk.1.ffn_down.weight"]
     assert tensor.tensor_type.name == packing
     theirs = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     assert_same_values(found["layers"][1]["down"]["weight"], theirs, because=SAME_PROGRAM)
+    stored = kept["layers"][1]["down"]["weight"]
+    assert isinstance(stored, QuantizedWeight) == (packing not in ("F32", "F16", "BF16"))
+    if isinstance(stored, QuantizedWeight):
+        assert_same_values(ops.dequantize(stored), theirs, because=SAME_PROGRAM)
     error = np.abs(found["layers"][1]["down"]["weight"] - exact["layers"][1]["down"]["weight"])
     assert error.max() < {"F32": 1e-9, "F16": 1e-3, "BF16": 1e-2, "Q8_0": 0.01}.get(packing, 0.15)
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("kind", [*BLOCK_TYPES, "TQ2_0", "IQ3_S"])
 def test_any_block_may_be_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Packed by hand, in blocks of any bytes but finite scales; read in pieces and whole."""
     number = gguf.GGMLQuantizationType[kind]
@@ -168,7 +178,7 @@ def test_any_block_may_be_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     writer.add_tensor("x", blocks.reshape(12, -1), raw_dtype=number)
     finish(writer)
     theirs = gguf.quants.dequantize(blocks.reshape(12, -1), number)
-    assert len(np.unique(theirs)) > 40
+    assert len(np.unique(theirs)) > 2
     tensor = read_gguf(tmp_path / "x.gguf").tensors["x"]
     assert tensor.shape == theirs.shape == (12, 1024)
     monkeypatch.setattr(loading, "CHUNK", 2048)
@@ -188,6 +198,59 @@ def test_without_gguf_configs_are_read(tmp_path: Path, monkeypatch: pytest.Monke
     description = describe(read_config(packed))
     with pytest.raises(UnsupportedError, match=r'gguf.*pip install "\.\[llm\]"'):
         load_parameters(packed, description, CPU)
+
+
+def split(file: Path, count: int) -> list[Path]:
+    """Write the tensors of a file into several, as llama.cpp's `gguf-split` does."""
+    reader, paths = gguf.GGUFReader(file), []
+    for number in range(count):
+        paths.append(file.with_name(f"split-{number + 1:05}-of-{count:05}.gguf"))
+        writer = gguf.GGUFWriter(paths[-1], "llama")
+        if number == 0:
+            for key, field in reader.fields.items():
+                if key.startswith("llama."):
+                    value = field.contents()
+                    writer_of(writer, value)(key, value)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in reader.tensors[number::count]:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        finish(writer)
+    return paths
+
+
+def test_a_model_in_several_files(tmp_path: Path) -> None:
+    file = made(tmp_path, "llama", packing="Q5_0")[1]
+    paths = split(file, 3)
+    description = describe(read_config(file))
+    whole = load_parameters(file, description, CPU, "float32")
+    for path in (paths[0], paths[2]):
+        assert describe(read_config(path)) == description
+        parts = load_parameters(path, description, CPU, "float32")
+        for a, b in zip(leaves(whole), leaves(parts), strict=True):
+            for x, y in zip(*(getattr(w, "arrays", {"": w}).values() for w in (a, b)), strict=True):
+                assert_same_values(x, y, because=COPIED)
+    file.unlink()
+    (tmp_path / "folder" / "model.safetensors").unlink()
+    assert locate(str(tmp_path)) == paths[0]
+    paths[1].rename(tmp_path / "other")
+    with pytest.raises(TransferError, match=r"split-00002-of-00003\.gguf is missing"):
+        read_gguf(paths[0])
+    (paths[1]).write_bytes(paths[2].read_bytes())
+    with pytest.raises(TransferError, match=r"00002-of-00003\.gguf does not belong to .*00001"):
+        read_gguf(paths[0])
+    with pytest.raises(TransferError, match=r"one of 3 files .*-00001-of-00003\.gguf"):
+        read_gguf(paths[0].rename(tmp_path / "renamed.gguf"))
+
+
+def test_other_types_are_unpacked_with_one_warning(tmp_path: Path) -> None:
+    file = made(tmp_path, "llama", packing="TQ2_0", wide=True)[1]
+    description = describe(read_config(file))
+    with pytest.warns(UserWarning, match=r"TQ2_0 are unpacked.* MiB or .* MiB") as caught:
+        parameters = load_parameters(file, description, CPU, "float32")
+    assert len(caught) == 1
+    assert not any(isinstance(x, QuantizedWeight) for x in leaves(parameters))
 
 
 def test_llama_3s_factors_are_recognized(tmp_path: Path) -> None:
@@ -273,10 +336,10 @@ def test_sizes_of_zero_are_refused(tmp_path: Path, key: str) -> None:
 
 def test_types_that_are_not_read_are_refused_by_name(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
-    kind = gguf.GGMLQuantizationType.Q2_K
-    writer.add_tensor("blk.0.x", np.zeros((2, 84), np.uint8), raw_dtype=kind)
+    kind = gguf.GGMLQuantizationType.Q8_K
+    writer.add_tensor("blk.0.x", np.zeros((2, 292), np.uint8), raw_dtype=kind)
     finish(writer)
-    with pytest.raises(TransferError, match=r"x\.gguf: .*blk\.0\.x.* type Q2_K.*Q4_K") as caught:
+    with pytest.raises(TransferError, match=r"x\.gguf: .*blk\.0\.x.* type Q8_K.*Q4_K") as caught:
         read_gguf(tmp_path / "x.gguf")
     assert caught.value.path == "blk.0.x"
 

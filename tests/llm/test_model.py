@@ -20,11 +20,11 @@ from safetensors.numpy import load_file, save_file
 
 from anydevice import device, llm, testing
 from anydevice._llm.description import describe
-from anydevice._llm.weights import random_parameters
 from anydevice._plan.config import as_config
 from anydevice._plan.families import ARCHITECTURES, ForwardSpec, ModelFamily
 from anydevice._plan.plan import plan_inference
 from anydevice.errors import ConfigurationError, UnsupportedError
+from tests.llm.random_weights import random_parameters
 from tests.programs import run_python
 
 

@@ -21,12 +21,13 @@ from anydevice._core.trees import leaves
 from anydevice._formats.gguf import GgufTensor
 from anydevice._formats.safetensors import SafeTensor
 from anydevice._llm.description import Description, describe
-from anydevice._llm.weights import load_parameters, parameters_of, random_parameters
+from anydevice._llm.weights import load_parameters, parameters_of
 from anydevice._machine.engines import registry
 from anydevice._plan.config import as_config, read_config
 from anydevice.errors import TransferError, UnsupportedError
 from tests.comparing import COPIED, EXACT, assert_close, assert_same_values
 from tests.llm.families import BASE, CASES, random_model, whole_logits
+from tests.llm.random_weights import random_parameters
 
 
 def place(engine: str) -> Device:
@@ -211,7 +212,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], type[Exceptio
     "integers": (
         lambda state: state | {Q: np.ones((64, 64), np.int8)},
         UnsupportedError,
-        rf"model\.safetensors: .*{Q}.* is int8: quantized",
+        rf"model\.safetensors: .*{Q}.* is int8, and no quantization_config",
     ),
     "8 bits": (
         lambda state: state | {Q: np.ones((64, 64), ml_dtypes.float8_e4m3fn)},

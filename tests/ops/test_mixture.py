@@ -12,7 +12,7 @@ import anydevice
 from anydevice import ops
 from anydevice._check import reference
 from anydevice._machine.engines import registry
-from anydevice._ops import mixture
+from anydevice._ops import transformer
 from anydevice.errors import ConfigurationError
 from tests.comparing import assert_same_values
 
@@ -37,7 +37,7 @@ WAYS = {"host": "host", "device": "device", "traced": "nowhere"}
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """As if the choices were on the host, on a device to be waited for, or not known yet."""
-    monkeypatch.setattr(mixture, "_where", lambda chosen: WAYS[request.param])
+    monkeypatch.setattr(transformer, "_where", lambda chosen: WAYS[request.param])
     return str(request.param)
 
 
@@ -208,7 +208,7 @@ def test_a_choice_of_none_has_no_gradient_whatever_its_weight(
         request.getfixturevalue("grouped")
     else:
         pytest.importorskip({"mlx": "mlx.core"}.get(library, library))
-        monkeypatch.setattr(mixture, "_where", lambda chosen: "device")
+        monkeypatch.setattr(transformer, "_where", lambda chosen: "device")
     device = anydevice.device("cpu", engine=library.replace("grouped", "torch"))
     given = [a.astype("f" if a.dtype.kind == "f" else "i") for a in inputs(tokens, 2, count, 8, 8)]
     given[3][0] = -1, count - 1

@@ -12,7 +12,7 @@ import pytest
 
 from anydevice import ops
 from anydevice._check import reference
-from anydevice._ops import multihead
+from anydevice._ops import transformer
 from anydevice.errors import ConfigurationError
 from tests.comparing import COPIED, assert_close, assert_same_values
 
@@ -50,7 +50,7 @@ MASKS = {
 def test_every_mask(
     mask_name: str, kv_heads: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multihead, "_MAX_SCORES", limit)
+    monkeypatch.setattr(transformer, "_MAX_SCORES", limit)
     q, k, v = inputs(kv_heads=kv_heads)
     shape = MASKS[mask_name]
     mask = None if shape is None else np.random.default_rng(1).random(shape) < 0.6
@@ -80,7 +80,7 @@ def test_any_number_of_queries_and_keys(queries: int, keys: int, causal: bool) -
 def test_soft_caps_and_sinks_and_values_of_their_own_size(
     value_size: int, kv_heads: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multihead, "_MAX_SCORES", limit)
+    monkeypatch.setattr(transformer, "_MAX_SCORES", limit)
     rng = np.random.default_rng(value_size)
     q, k, _ = inputs(kv_heads=kv_heads)
     v = rng.normal(size=(2, kv_heads, 5, value_size))

@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 
 from anydevice import ConfigurationError, TransferError, estimate_inference
 from anydevice._core.files import PlainFile
+from anydevice._core.quantized import BLOCK_TYPES
 from anydevice._formats import quantize
-from anydevice._formats.quantized import BLOCK_TYPES, unpack_blocks
+from anydevice._formats.quantized import unpack_blocks
 from anydevice._formats.quantized_folder import READERS, QuantizedTensor, quantized_tensors
 from anydevice._formats.safetensors import read_header
 from anydevice._plan.model import shape_of

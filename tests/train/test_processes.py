@@ -193,6 +193,7 @@ CARDS = ["cuda:0", "cuda:1"]
     ("engine", "devices", "options", "error", "words"),
     [
         ("torch", ["cpu:0", "cpu:1", "cpu:0"], {}, ConfigurationError, "twice: cpu, cpu:1, cpu"),
+        ("torch", "cpu:0, cpu:1, cpu:0", {}, ConfigurationError, "twice: cpu, cpu:1, cpu"),
         ("torch", ["cuda:0", "cuda:7"], {}, DeviceNotFoundError, "no cuda:7"),
         ("torch", ["cpu", *CARDS], {"strategy": "shard"}, ConfigurationError, "several kinds"),
         ("torch", [*JAX, TORCH, *JAX], {}, UnsupportedError, "3 devices in one process need JAX"),

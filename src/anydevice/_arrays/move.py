@@ -76,7 +76,6 @@ def to_device(
     states, and types added with `register_type`. A `torch.nn.Module` is moved in place and
     returned. Arrays that occur twice stay one array.
 
-    >>> import anydevice, numpy
     >>> anydevice.to_device({"weight": numpy.ones(3), "name": "layer"}, "cpu")["name"]
     'layer'
 
@@ -137,7 +136,6 @@ def to_numpy(tree: Any) -> Any:
 def device_of(tree: object) -> Device | None:
     """Return the device of the arrays in `tree`; `None` if it has no arrays.
 
-    >>> import anydevice, numpy
     >>> anydevice.device_of({"x": numpy.ones(2), "y": 3}), anydevice.device_of("text")
     (Device("cpu", engine='numpy'), None)
 
@@ -639,11 +637,7 @@ def _span(value: Array, position: int) -> _Span | None:
 
 
 def _overlapping(spans: list[_Span]) -> list[list[_Span]]:
-    """Return neighbouring spans in groups that are moved as one.
-
-    All form one group if that costs little more than moving each alone. Columns of a large matrix
-    are neighbours without a common byte, and do not take the whole matrix along.
-    """
+    """Return neighbouring spans in groups that are moved as one, if that costs little more."""
     whole = max(span.stop for span in spans) - spans[0].start
     if whole <= 2 * sum(span.nbytes for span in spans):
         return [spans]

@@ -75,10 +75,7 @@ class Prefetch:
 
 
 class PrefetchIterator(Iterator[Any]):
-    """One iteration: the batches in the loader's order; a context manager that closes itself.
-
-    It ends with the loader, with an error, with `close()`, or when nothing refers to it.
-    """
+    """One iteration: the batches in the loader's order; a context manager that closes itself."""
 
     def __init__(self, pull: _Pull) -> None:
         self._pull = pull
@@ -108,11 +105,7 @@ class PrefetchIterator(Iterator[Any]):
             del batch  # else the error would hold this frame, and this frame the error
 
     def close(self) -> None:
-        """End the iteration, drop the batches that are ready, and wait for the thread.
-
-        The thread finishes its current batch first. Other threads that wait for a batch of this
-        iteration get its end.
-        """
+        """End the iteration after the current batch, and drop the batches that are ready."""
         self._ended = True
         self._pull.stop()
         self._pull.conclude()
@@ -235,7 +228,6 @@ def prefetch(loader: Iterable[Any], device: Device | str, depth: int = 2) -> Pre
     The loop gets the batches in order, moved by `to_device`, while a thread works on the next ones.
     Loading, copying and computing overlap as far as the loader releases the GIL.
 
-    >>> import numpy
     >>> [int(batch["x"].sum()) for batch in prefetch([{"x": numpy.ones(n)} for n in (1, 2)], "cpu")]
     [1, 2]
 

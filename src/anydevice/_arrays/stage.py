@@ -38,10 +38,7 @@ Fill = Callable[[int, "Piece"], None]
 
 
 class Piece(Record):
-    """One part of a copy: its address on both sides, and its size in bytes.
-
-    With a filling function, `host` may be any other position that the function knows.
-    """
+    """One part of a copy: its address on both sides, and its size; `fill` may number `host`."""
 
     host: int
     device: int
@@ -49,11 +46,7 @@ class Piece(Record):
 
 
 def cut(pieces: Sequence[Piece], chunk: int) -> Iterator[Piece]:
-    """Cut copies into pieces of at most `chunk` bytes.
-
-    >>> [piece.size for piece in cut([Piece(0, 0, 10)], 4)]
-    [4, 4, 2]
-    """
+    """Cut copies into pieces of at most `chunk` bytes."""
     for piece in pieces:
         for start in range(0, piece.size, chunk):
             size = min(chunk, piece.size - start)
@@ -141,10 +134,7 @@ def _started_threads(count: int, copier: CudaDriver) -> ThreadPoolExecutor:
 
 
 class Ring:
-    """The lanes of one device: bounded, reused from copy to copy, freed by `close`.
-
-    Raises `NoThreadsError` if the system does not give a thread for each.
-    """
+    """The lanes of one device: bounded, reused from copy to copy, freed by `close`."""
 
     def __init__(self, copier: CudaDriver, lanes: int, chunk: int = CHUNK) -> None:
         self._copier = copier
@@ -154,11 +144,7 @@ class Ring:
         self._lanes = self._aside(lambda: [_Lane(copier, chunk) for _ in range(lanes)])
 
     def upload(self, pieces: Sequence[Piece], fill: Fill | None = None) -> None:
-        """Copy every piece from the host to the device; returns when all have arrived.
-
-        `fill` puts the bytes of a piece into pinned memory, and is called by several threads.
-        Without it, they are copied from the piece's address, unless that is pinned already.
-        """
+        """Copy every piece from the host to the device, by `fill` if given; wait for all."""
         self._run(lambda lane, shared: lane.upload(shared, fill), pieces)
 
     def begin(self, pieces: Sequence[Piece], fill: Fill | None, marks: Sequence[Any]) -> None:
@@ -233,11 +219,7 @@ class Ring:
 
 
 def _write_rows(rows: Sequence[Any], size: int, file: int | None) -> bool:
-    """Pack arrays contiguously by writing them to the file that the buffer maps.
-
-    One call writes many arrays, and other threads run Python meanwhile. Returns `False` if there
-    is no such file, or the memory of an array has gaps or another byte order.
-    """
+    """Pack arrays by writing them to the file that the buffer maps; `False` if impossible."""
     if file is None or not rows[0].dtype.isnative:
         return False
     try:

@@ -119,7 +119,6 @@ def benchmark(
     changed, except tensors that require gradients. Its own state, such as that of a model, may
     change.
 
-    >>> import numpy
     >>> timings = benchmark(numpy.tanh, numpy.ones(1000), devices=["cpu"], limit=0.01)
     >>> timings["cpu"].speed_up
     1.0
@@ -261,7 +260,6 @@ def _with_copies(tree: Any, *, of: Any) -> Any:
     Arrays of a model that is moved in place are its state and are not copied, nor are arrays that
     require gradients, since no gradient would flow through a copy.
 
-    >>> import numpy
     >>> given = numpy.ones(2)
     >>> _with_copies([given], of=[given])[0] is given
     False

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from anydevice import __version__
 from anydevice._arrays.memory.stats import memory_stats
-from anydevice._bench.ceilings import ceiling_of, measure_ceilings
+from anydevice._bench.measure import ceiling_of, measure_ceilings
 from anydevice._bench.results import Ceiling
 from anydevice._check.runners import Progress, runner
 from anydevice._core.dtypes import as_dtype
@@ -51,11 +51,7 @@ class TextSpeed(Record):
 
 
 class TextSpeeds(Record):
-    """The result of `bench_text`: the ceilings of the device, and a speed for each context.
-
-    `peak` is the peak memory of the device while the model ran, on a CPU that of the whole process;
-    `None` if unknown.
-    """
+    """The ceilings of a device, a speed for each context, and the peak memory if known."""
 
     version: str
     ceilings: tuple[Ceiling, ...]

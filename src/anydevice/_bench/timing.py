@@ -1,7 +1,4 @@
-"""Timing of calls: warmed up, synchronized and repeated, with their spread.
-
-The arguments of an op are placed several times over and taken in turn, so that caches do not help.
-"""
+"""Timing of calls: warmed up, synchronized and repeated on arguments that no cache has."""
 
 from __future__ import annotations
 
@@ -92,9 +89,6 @@ def time_calls(
     `finish` waits until all of the results are complete. No call is started after `limit` seconds,
     except a second one if the first took less than 10 seconds. At most `max_calls` results are held
     at a time. `first` has the seconds of the first call if the caller has made it already.
-
-    >>> time_calls(lambda number: number * 2, lambda results: None, limit=0.01).samples > 1
-    True
     """
     number = 0
 

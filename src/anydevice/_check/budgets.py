@@ -15,6 +15,7 @@ import numpy as np
 
 from anydevice._check import reference
 from anydevice._check.reference import halves, rotary_angles, seen_keys
+from anydevice._core.quantized import QuantizedWeight
 
 Array = np.ndarray[Any, Any]
 Budget = Callable[..., Any]
@@ -278,6 +279,26 @@ def of_cross_entropy(want: Array, coarse: float, logits: Array, targets: Array) 
 
 def of_mean_squared_error(want: Array, coarse: float, x: Array, y: Array) -> Array:
     return np.asarray((8 + growth(x.size)) * ((np.abs(x) + np.abs(y)) ** 2).mean())
+
+
+def _quantized_sizes(weight: QuantizedWeight) -> Array:
+    """Return how much is added up for each number: the code and the zero point may come apart."""
+    numbers, scales, minimums = reference.quantized_parts(weight)
+    return np.abs(scales) * (np.abs(numbers) + 2 * weight.zero) + np.abs(minimums)
+
+
+def of_dequantize(
+    want: Array, coarse: float, weight: QuantizedWeight, dtype: str, rows: Array | None = None
+) -> Array:
+    sizes = 4 * _quantized_sizes(weight)
+    return sizes if rows is None else reference.call("take", sizes, rows)
+
+
+def of_quantized_linear(
+    want: Array, coarse: float, x: Array, weight: QuantizedWeight, bias: Array | None = None
+) -> Array:
+    sizes = np.abs(x) @ _quantized_sizes(weight).T + (0 if bias is None else np.abs(bias))
+    return growth(x.shape[-1]) * sizes
 
 
 def of_update(want: Any, coarse: float, *arguments: Any, **options: Any) -> Any:

@@ -27,6 +27,7 @@ from anydevice._check.runners import scope_of
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.engine import Absent, Engine
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.record import Record, replace
 
 Array = np.ndarray[Any, Any]
@@ -290,6 +291,8 @@ def mapped(made: Call, change: Callable[[Array], Any]) -> Call:
     def changed(value: Any) -> Any:
         if isinstance(value, list):
             return [changed(part) for part in value]
+        if isinstance(value, QuantizedWeight):
+            return value.with_arrays({name: change(x) for name, x in value.arrays.items()})  # type: ignore[arg-type]
         return change(value) if isinstance(value, np.ndarray) else value
 
     return Call(

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from anydevice._core.dtypes import as_dtype
+from anydevice._core.quantized import SUPER_BLOCK, QuantizedWeight
 from anydevice.errors import ConfigurationError
 
 Array = np.ndarray[Any, Any]
@@ -573,6 +574,39 @@ def _lion(
     return moved, new_means
 
 
+def quantized_parts(weight: QuantizedWeight) -> tuple[Array, Array, Array | float]:
+    """Return the codes less the zero point, or their levels; the scale and minimum of each."""
+
+    def split(packed: Any, bits: int) -> Array:
+        shifts = np.arange(0, 8, bits)
+        return (packed[..., None] >> shifts & (1 << bits) - 1).reshape(weight.shape)
+
+    def spread(values: Any, factors: Any) -> Array:
+        wide = values.repeat(weight.block, -1).reshape(weight.shape)
+        return wide if factors is None else wide * factors.repeat(SUPER_BLOCK, -1)
+
+    codes: Any = split(weight.codes, weight.low_bits)
+    if weight.high is not None:
+        codes = codes + (split(weight.high, weight.bits - weight.low_bits) << weight.low_bits)
+    numbers = np.array(weight.table)[codes] if weight.table else codes - float(weight.zero)
+    scales = spread(weight.scales, weight.super_scales)
+    if weight.minimums is None:
+        return numbers, scales, 0.0
+    return numbers, scales, spread(weight.minimums, weight.super_minimums)
+
+
+def _dequantize(
+    weight: QuantizedWeight, dtype: str = "float32", rows: Array | None = None
+) -> Array:
+    numbers, scales, minimums = quantized_parts(weight)
+    result = numbers * scales + minimums
+    return result if rows is None else _take(result, rows)
+
+
+def _quantized_linear(x: Array, weight: QuantizedWeight, bias: Array | None = None) -> Array:
+    return x @ _dequantize(weight).T + (0 if bias is None else bias)
+
+
 _SAME_IN_NUMPY = """
     add subtract multiply divide power maximum minimum equal not_equal less less_equal greater
     greater_equal logical_and logical_or where negative abs sign floor exp log sqrt sin cos tanh
@@ -645,6 +679,8 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "conv_transpose2d": _conv_transpose2d,
     "max_pool2d": _pool(np.max),
     "avg_pool2d": _pool(np.mean),
+    "dequantize": _dequantize,
+    "quantized_linear": _quantized_linear,
     "update_sgd": _sgd,
     "update_adam": _adam,
     "update_lion": _lion,

@@ -86,7 +86,6 @@ def compile(  # noqa: A001 - the public name
 
     A model that cannot be compiled runs as written; `report` says so, and why.
 
-    >>> import anydevice, numpy
     >>> from anydevice import nn, ops
     >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu")
     >>> x = numpy.ones((3, 4), numpy.float32)

@@ -1,7 +1,4 @@
-"""The program of one kind of call: its signature, and the compilers to try, fastest first.
-
-The inputs of a compiled model are arrays, and static values, which are part of the code.
-"""
+"""The program of one kind of call: its signature, and the compilers to try, fastest first."""
 
 from __future__ import annotations
 
@@ -59,10 +56,7 @@ class StaticInput(Record):
 
 
 class CallSignature(Record):
-    """The tree of a call's inputs, and the static values in it.
-
-    Calls of one signature differ only in arrays. If `is_plain`, all inputs are arrays by position.
-    """
+    """The tree of a call's inputs with its static values; `is_plain` without any structure."""
 
     structure: Any
     constants: tuple[tuple[int, StaticInput], ...]
@@ -86,7 +80,6 @@ def split_inputs(
 ) -> tuple[CallSignature, list[Array]]:
     """Split a call into its signature and its arrays.
 
-    >>> import numpy
     >>> signature, arrays = split_inputs([{"x": numpy.ones(2), "mask": None}], {"scale": 3})
     >>> len(arrays), signature.filled(["an array"])
     (1, (({'x': 'an array', 'mask': None},), {'scale': 3}))
@@ -149,10 +142,7 @@ def is_traced(arrays: Sequence[Array]) -> bool:
 
 
 def key_function(x: Any, engine: Engine, device: Device) -> KeyFunction:
-    """Return the function that computes the key of arrays of the type of `x` on this device.
-
-    Arrays with the same key have the same shape and dtype; it is `None` on another device.
-    """
+    """Return the function that computes the key of an array by shape, dtype and device."""
     if engine.shares_memory or engine.name == "numpy":
         return attrgetter("shape", "dtype")
     if engine.name == "torch":
@@ -238,10 +228,6 @@ class FallbackFunction:
             raise
         except Exception as own:
             raise own from failed
-        self._fall_back(failed)
-        return result
-
-    def _fall_back(self, failed: Exception) -> None:
         before = f"not {self._name}: {_reason(failed)}"
         if self._further:
             self._name, make = self._further.pop(0)
@@ -249,6 +235,7 @@ class FallbackFunction:
         else:
             self._name, self._run = AS_WRITTEN, self._function
         self._warn(f"{before}; {self._name} instead")
+        return result
 
 
 class Program:
@@ -281,10 +268,7 @@ class Program:
         self.as_written = self._finished(self.function)
 
     def first_run(self, arguments: Arguments, arrays: list[Array]) -> tuple[Any, Function, str]:
-        """Return the result, the function that computed it, and how it was compiled.
-
-        If a compiler fails, `fell_back` notes it. An error of the model as written is raised.
-        """
+        """Return the result, the function that computed it, and how it was compiled."""
         failed: list[str] = []
         for number in range(self._first, len(self._compilers)):
             name, make = self._compilers[number]

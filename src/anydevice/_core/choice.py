@@ -34,11 +34,7 @@ class Wish(Record):
 
 
 class Measured(Record):
-    """How long each engine took on a device for the same `count` calls of ops, fastest first.
-
-    >>> print(Measured("cuda:0", (("jax", 0.25), ("torch", 0.5)), 60))
-    jax was the fastest of those measured here: 60 calls in 250 ms, torch 500 ms
-    """
+    """How long each engine took on a device for the same `count` calls of ops, fastest first."""
 
     device: str
     totals: tuple[tuple[str, float], ...]
@@ -78,11 +74,7 @@ class Request(Record):
 
 
 class Step(Record):
-    """One step of a choice: its source, its wish and the result.
-
-    `reasons` say why it was not taken. An `ignored` step needs no warning: it is the CPU seen
-    through another driver, or "auto" was the next name.
-    """
+    """One step of a choice: its source, its wish and the result; `ignored` ones need no warning."""
 
     source: str
     asked: str
@@ -120,10 +112,7 @@ class Choice(Record):
 
 
 def choose(request: Request, findings: Sequence[Finding], free_memory: FreeMemory) -> Choice:
-    """Choose a device from findings alone: a pure function.
-
-    `free_memory` returns the free bytes of a device; it is called only if they decide.
-    """
+    """Choose a device from findings alone; `free_memory` is called only if it decides."""
     choice = _Case(request, findings, free_memory).follow()
     if choice.device or request.engine is None or request.engine_binding:
         return choice
@@ -380,11 +369,7 @@ def _refusal_of(status: DeviceStatus, engine: str) -> Reason:
 
 
 def _best(fit: list[Device], free_memory: FreeMemory) -> Device:
-    """Return the device with the most free memory, of the first backend.
-
-    Cards with their own memory go before integrated graphics, which may report more free memory.
-    The CPU seen through OpenCL comes last.
-    """
+    """Return the device with the most free memory of the first backend; integrated ones last."""
     same = [device for device in fit if device.backend == fit[0].backend]
     same = [device for device in same if not _is_cpu_twice(device)] or same
     if len(same) == 1 or same[0].kind == "cpu":
@@ -399,11 +384,7 @@ def _best(fit: list[Device], free_memory: FreeMemory) -> Device:
 def pick_engine(
     device: Device, engines: Sequence[str], loaded: Collection[str], measured: str | None = None
 ) -> str | None:
-    """Return the engine for a device: the fastest one, if several were measured.
-
-    Otherwise an imported engine goes before an installed one. On the CPU the default is NumPy,
-    unless the user asks for another.
-    """
+    """Return the engine for a device: the fastest measured, an imported or an installed one."""
     if measured in engines:
         return measured
     if device.backend == "cpu" and "numpy" in engines:

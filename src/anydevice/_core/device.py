@@ -192,7 +192,6 @@ class Device:
     def __call__(self, tree: Any, location: str | None = None, /, **options: Any) -> Any:
         """Move every array of `tree` to this device; short for `to_device(tree, self, **options)`.
 
-        >>> import numpy
         >>> Device("cpu", engine="numpy")(numpy.ones(2), dtype="float16")
         array([1., 1.], dtype=float16)
 

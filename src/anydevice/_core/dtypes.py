@@ -1,7 +1,4 @@
-"""The dtypes, as data: one row each, with their names in other libraries.
-
-NumPy and ml_dtypes are imported only by `DType.numpy`.
-"""
+"""The dtypes, as data: one row each, with their names in other libraries."""
 
 from __future__ import annotations
 
@@ -119,14 +116,7 @@ _SAID_ELSEWHERE = {
 
 
 def as_dtype(spec: object) -> DType:
-    """Return the `DType` of a name, or of any library's own dtype.
-
-    Raises `ConfigurationError` if there is none, with the closest name, or all names.
-
-    >>> import numpy
-    >>> as_dtype("float16").bits, as_dtype(numpy.float32).name, as_dtype(numpy.dtype("<i2")).name
-    (16, 'float32', 'int16')
-    """
+    """Return the `DType` of a name or a library's dtype; raise `ConfigurationError` with hints."""
     if isinstance(spec, DType):
         return spec
     name = spec if isinstance(spec, str) else _name_of(spec)

@@ -296,10 +296,7 @@ class Engine(Protocol):
 
 
 class _Donation(threading.local):
-    """Whether an update may, but need not, write its results into its arguments.
-
-    A result that is the same object as an argument was written into it.
-    """
+    """Whether an update may write its results into its arguments, and return these."""
 
     allowed: bool = False
     skip: Array | None = None
@@ -310,17 +307,7 @@ donation = _Donation()
 
 
 class consuming:  # noqa: N801 - it is used like a function
-    """Let updates in this thread write their results into their arguments, inside the block.
-
-    `skip` is a float32 array without axes on their device: if it is 1, an update in place must
-    change nothing. An update that makes new arrays ignores it.
-
-    >>> with consuming():
-    ...     donation.allowed
-    True
-    >>> donation.allowed
-    False
-    """
+    """Let updates in this thread write their results into their arguments, unless `skip` is 1."""
 
     def __init__(self, skip: Array | None = None) -> None:
         self._skip = skip

@@ -1,8 +1,4 @@
-"""Devices and backends as discovery sees them, and why some cannot be used.
-
-The hardware layer makes one `BackendScan` for each backend: its devices, as the driver shows them.
-Discovery adds the installed libraries and the verdicts of past checks, and makes it a `Finding`.
-"""
+"""Devices and backends as drivers and libraries show them, and why some cannot be used."""
 
 from __future__ import annotations
 
@@ -260,10 +256,6 @@ def same_card(one: Facts, two: Facts) -> bool:
     Names never count: two cards of one model share theirs. A MIG instance shares the PCI address
     of its card, so only its UUID counts. Two NVIDIA UUIDs that differ are two cards, whatever the
     address says. UUIDs of all zeros or all ones mean "unknown" to drivers, and count as unknown.
-
-    >>> card = Facts(name="H200", uuid="GPU-1f", pci_address="0000:00:06.0")
-    >>> same_card(card, Facts(name="NVIDIA H200", pci_address="00000000:00:06.0"))
-    True
     """
     first, second = _uuid(one), _uuid(two)
     if first is not None and first == second:

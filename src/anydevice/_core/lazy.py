@@ -1,7 +1,4 @@
-"""Public names of a package that load when they are first used.
-
-Importing a package then costs next to nothing, and imports no array library.
-"""
+"""Public names of a package that load when they are first used."""
 
 from __future__ import annotations
 

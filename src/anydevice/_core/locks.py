@@ -30,17 +30,7 @@ Made = TypeVar("Made")
 
 
 class ForkSafeLock:
-    """A lock that is free in a forked child, even if a thread of the parent held it.
-
-    It is taken by `with lock.native:`. `reentrant=True` lets its holder take it again. `leaves`
-    names a resource that its holder may leave half changed. If another thread forks meanwhile,
-    taking the lock in the child is an error.
-
-    >>> lock = ForkSafeLock()
-    >>> with lock.native:
-    ...     lock.native.locked()
-    True
-    """
+    """A lock, `with lock.native:`, that is free in a forked child, unless it `leaves` damage."""
 
     def __init__(self, *, reentrant: bool = False, leaves: str | None = None) -> None:
         self._make: Callable[[], Any] = threading.RLock if reentrant else threading.Lock
@@ -69,10 +59,7 @@ _locks: WeakSet[ForkSafeLock] = WeakSet()
 
 
 class ExitLock(ForkSafeLock):
-    """A reentrant lock that daemon threads cannot take once Python shuts down.
-
-    Returning from native code would then abort the process.
-    """
+    """A reentrant lock that daemon threads cannot take once Python shuts down: it would abort."""
 
     def __init__(self) -> None:
         super().__init__(reentrant=True)
@@ -257,17 +244,7 @@ def _holder(folder: Path) -> str:
 
 
 def made_once(make: Callable[[Key], Made]) -> Callable[[Key], Made]:
-    """Cache a function's results; all threads together run it once for each argument.
-
-    `functools.cache` may run the function twice if two threads come first. A call that raises is
-    repeated the next time.
-
-    >>> made_once(list)("ab") is made_once(list)("ab")
-    False
-    >>> letters = made_once(list)
-    >>> letters("ab") is letters("ab")
-    True
-    """
+    """Cache a function's results; threads together run it once for each argument."""
     results: dict[Key, Made] = {}
     making = ForkSafeLock(reentrant=True)
 

@@ -156,10 +156,7 @@ class Autodiff(Protocol):
         """Return the function, recomputed for its gradient instead of keeping activations."""
 
     def together(self, tree: Any) -> Any:
-        """Return the same tree, with all of its gradients computed before any is used.
-
-        For libraries that choose the order themselves and keep inputs of late gradients.
-        """
+        """Return the same tree, with all of its gradients computed before any is used."""
 
 
 class Compiler(Protocol):

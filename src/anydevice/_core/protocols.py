@@ -1,4 +1,4 @@
-"""Interfaces that libraries implement, and through which other packages reach them."""
+"""Values and base classes that libraries share with trainings, proofs and processes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anydevice._core.array import Array
 from anydevice._core.record import Record
 from anydevice._core.trees import Tree
-from anydevice.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from anydevice._core.device import Device
     from anydevice._core.engine import Engine
+    from anydevice._train.step_config import CompiledSteps
 
     Numbers = npt.NDArray[np.generic]
     Cells = npt.NDArray[np.int64]
@@ -63,93 +63,6 @@ class Windows(NamedTuple):
     dilation: Sequence[int]
 
 
-class Trace(Protocol):
-    """The operations of one run of a model; shapes are NumPy's, with a batch of one in front."""
-
-    path: str
-    """The module that runs now, for errors."""
-    input: SymbolicTensor
-
-    def refuse(self, feature: str) -> UnsupportedError:
-        """Return the error for a feature that cannot be traced."""
-
-    def rearrange(
-        self, change: Callable[..., npt.NDArray[np.generic]], *tensors: TracedTensor
-    ) -> TracedTensor:
-        """Move elements: `change` gets NumPy arrays, and copies elements without computing."""
-
-    def pad(self, a: TracedTensor, widths: Padding, fill: float) -> TracedTensor: ...
-    def constant(self, number: float) -> FixedTensor: ...
-    def add(self, a: TracedTensor, b: TracedTensor, scale: float = 1.0) -> TracedTensor:
-        """Compute `a + scale * b`."""
-
-    def multiply(self, a: TracedTensor, b: TracedTensor) -> TracedTensor: ...
-    def divide(self, a: TracedTensor, b: TracedTensor) -> TracedTensor: ...
-    def maximum(self, a: TracedTensor, b: TracedTensor) -> TracedTensor: ...
-    def minimum(self, a: TracedTensor, b: TracedTensor) -> TracedTensor: ...
-    def clip(self, a: TracedTensor, low: float | None, high: float | None) -> TracedTensor: ...
-    def compare(self, a: TracedTensor, b: TracedTensor, greater: bool) -> TracedTensor: ...
-    def select(self, where: TracedTensor, yes: TracedTensor, no: TracedTensor) -> TracedTensor: ...
-    def function(self, name: str, a: TracedTensor) -> TracedTensor:
-        """Apply the elementwise function of this name."""
-
-    def absolute(self, a: TracedTensor) -> TracedTensor: ...
-    def leaky_relu(self, a: TracedTensor, slope: float) -> TracedTensor: ...
-    def cube(self, a: TracedTensor) -> TracedTensor: ...
-    def sqrt(self, a: TracedTensor) -> TracedTensor: ...
-    def log(self, a: TracedTensor) -> TracedTensor: ...
-    def erf(self, a: TracedTensor, complement: bool = False) -> TracedTensor: ...
-    def sum(
-        self, a: TracedTensor, axes: Sequence[int], keep: bool, mean: bool = False
-    ) -> TracedTensor: ...
-    def largest(self, a: TracedTensor, axes: Sequence[int], keep: bool) -> TracedTensor: ...
-    def matmul(self, a: TracedTensor, b: TracedTensor) -> TracedTensor: ...
-    def linear(
-        self, a: TracedTensor, weight: TracedTensor, bias: TracedTensor | None
-    ) -> TracedTensor:
-        """Compute `a @ weight + bias`, in one node if the weights are fixed."""
-
-    def convolution(
-        self,
-        a: TracedTensor,
-        weight: TracedTensor,
-        bias: TracedTensor | None,
-        windows: Windows,
-        groups: int,
-    ) -> TracedTensor:
-        """Convolve (1, channels, …) with kernels (outputs, channels / groups, …)."""
-
-    def pool(
-        self,
-        kind: Literal["max", "mean", "sum"],
-        a: TracedTensor,
-        size: Sequence[int],
-        windows: Windows,
-    ) -> TracedTensor:
-        """Reduce each window over the last axes."""
-
-    def softmax(self, a: TracedTensor, axis: int) -> TracedTensor: ...
-    def log_softmax(self, a: TracedTensor, axis: int) -> TracedTensor: ...
-    def batch_norm(
-        self,
-        a: TracedTensor,
-        weight: TracedTensor | None,
-        bias: TracedTensor | None,
-        mean: TracedTensor,
-        variance: TracedTensor,
-        eps: float,
-    ) -> TracedTensor: ...
-    def layer_norm(
-        self,
-        a: TracedTensor,
-        axes: int,
-        weight: TracedTensor | None,
-        bias: TracedTensor | None,
-        eps: float,
-    ) -> TracedTensor:
-        """Normalize over the last `axes` axes."""
-
-
 # Trainings
 
 
@@ -172,20 +85,6 @@ class StepState(Record):
     own: Any = None
 
 
-class StepCompiler(Protocol):
-    """Compiles the functions of a step; `how` describes it, a `quiet` one does not warn."""
-
-    how: str
-    quiet: bool
-
-    @property
-    def compiles(self) -> bool:
-        """Whether the first step of each shape is compiled."""
-
-    def compiled(self, function: Function, *donate: str) -> Function:
-        """Return the function, compiled if the engine can and the config asks for it."""
-
-
 class Stepper(ABC):
     """Takes steps. `parameters` and `state` are valid until the next step.
 
@@ -199,7 +98,7 @@ class Stepper(ABC):
     engine: Engine
     device: Device
     config: Any
-    compiler: StepCompiler
+    compiler: CompiledSteps
     started: int
     batches: int
 
@@ -260,28 +159,6 @@ class Stepper(ABC):
         return nullcontext
 
 
-class ModuleStrategy(Protocol):
-    """The part of a training strategy that the stepper of a library's own modules uses."""
-
-    device: Device
-    is_several: bool
-
-    def optimizer_state(self, saved: Any, optimizer: Any) -> Any:
-        """Return an optimizer's state, read from a file, in the form that it loads."""
-
-    def module_loss(self, loss: Function, batch: Any) -> Any:
-        """Return this process's part of the batch's loss to differentiate; `None` without rows."""
-
-    def module_total(self, value: Any, like: Any) -> Any:
-        """Return the loss of a whole batch, given the result of `module_loss`."""
-
-    def sum_gradients(self, weights: Sequence[Any]) -> None:
-        """Turn the gradients of weights into those of whole batches."""
-
-    def over_shards(self, number: Any) -> Any:
-        """Return the sum of a number over the processes that hold parts of the parameters."""
-
-
 class Processes(Record):
     """Processes that compute together: the rank of this one, from 0, and their number."""
 
@@ -291,30 +168,6 @@ class Processes(Record):
     @abstractmethod
     def wait(self) -> None:
         """Wait until every process has reached this call."""
-
-
-class MeshLike(Protocol):
-    """Devices that compute together, as `parallel.Mesh` describes them."""
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        """The devices of this process."""
-
-    @property
-    def replicate(self) -> int:
-        """The number of groups, each with a full copy."""
-
-    @property
-    def shard(self) -> int:
-        """The number of devices in a group."""
-
-    @property
-    def size(self) -> int:
-        """The number of devices, including those of other processes."""
-
-    @property
-    def group(self) -> Processes | None:
-        """The processes; `None` if there is only one."""
 
 
 class Launched(Record):

@@ -1,9 +1,4 @@
-"""Quantized weights: packed integers with a scale, and maybe a minimum, for each block.
-
-One value serves every format: GGUF's block types, GPTQ, AWQ, compressed-tensors, bitsandbytes,
-float8 and MXFP4. Its arrays may be of any library. Packing and unpacking are in
-`_formats/quantized.py`, computing is `ops.quantized_linear`.
-"""
+"""Quantized weights: packed integers with a scale, and maybe a minimum, for each block."""
 
 from __future__ import annotations
 
@@ -18,6 +13,52 @@ SUPER_BLOCK = 256
 ARRAYS = ("codes", "high", "scales", "minimums", "super_scales", "super_minimums")
 """The fields that are arrays; all but `codes` and `scales` may be None."""
 
+IQ4_NL_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The 16 levels of IQ4_NL and IQ4_XS (ggml's `kvalues_iq4nl`)."""
+FP4_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""The numbers of e2m1, doubled, so that they are integers; scales are halved."""
+
+
+class BlockType(Record):
+    """A block type of GGUF: its number there, and the columns and bytes of a block.
+
+    `bits`, `scaled` and the others are `bits`, `block`, … of its `QuantizedWeight`.
+    """
+
+    number: int
+    columns: int
+    bytes: int
+    bits: int
+    scaled: int
+    zero: int = 0
+    minimums: bool = False
+    table: tuple[float, ...] | None = None
+
+    @property
+    def memory_bits(self) -> float:
+        """The bits of a number in memory, scales included."""
+        integers = self.columns == SUPER_BLOCK
+        scale_bits = (8 if integers else 16) / self.scaled + (16 / SUPER_BLOCK if integers else 0)
+        return self.bits + scale_bits * (1 + self.minimums)
+
+
+BLOCK_TYPES = {
+    "Q4_0": BlockType(2, 32, 18, 4, 32, zero=8),
+    "Q4_1": BlockType(3, 32, 20, 4, 32, minimums=True),
+    "Q5_0": BlockType(6, 32, 22, 5, 32, zero=16),
+    "Q5_1": BlockType(7, 32, 24, 5, 32, minimums=True),
+    "Q8_0": BlockType(8, 32, 34, 8, 32, zero=128),
+    "Q2_K": BlockType(10, SUPER_BLOCK, 84, 2, 16, minimums=True),
+    "Q3_K": BlockType(11, SUPER_BLOCK, 110, 3, 16, zero=4),
+    "Q4_K": BlockType(12, SUPER_BLOCK, 144, 4, 32, minimums=True),
+    "Q5_K": BlockType(13, SUPER_BLOCK, 176, 5, 32, minimums=True),
+    "Q6_K": BlockType(14, SUPER_BLOCK, 210, 6, 16, zero=32),
+    "IQ4_NL": BlockType(20, 32, 18, 4, 32, table=IQ4_NL_TABLE),
+    "IQ4_XS": BlockType(23, SUPER_BLOCK, 136, 4, 32, table=IQ4_NL_TABLE),
+    "MXFP4": BlockType(39, 32, 17, 4, 32, table=FP4_TABLE),
+}
+"""GGUF's block types whose codes and scales are kept as stored, by their names there."""
+
 
 class QuantizedWeight(Record):
     """A matrix, or a stack of matrices, of small integers with scales along its last axis.
@@ -31,12 +72,6 @@ class QuantizedWeight(Record):
     (…, rows, columns · bits / 8) each. `scales` and `minimums` are (…, rows, blocks). As floats
     they are used as they are. As int8 they are multiplied by `super_scales` and `super_minimums`,
     float16 of (…, rows, columns / 256).
-
-    >>> import numpy
-    >>> codes, scales = numpy.zeros((3, 32), "uint8"), numpy.ones((3, 2), "float16")
-    >>> weight = QuantizedWeight("q4_0", (3, 64), 4, 32, codes, scales, zero=8)
-    >>> weight.ndim, weight.low_bits, [*weight.arrays]
-    (2, 4, ['codes', 'scales'])
     """
 
     scheme: str
@@ -72,6 +107,13 @@ class QuantizedWeight(Record):
         """The arrays by the names of their fields, without those that the scheme does not have."""
         values = ((name, getattr(self, name)) for name in ARRAYS)
         return {name: value for name, value in values if value is not None}
+
+    def array_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape that each array must have, if there is one."""
+        *rows, columns = self.shape
+        low, blocks, groups = self.low_bits, columns // self.block, columns // SUPER_BLOCK
+        sizes = (columns * low // 8, columns * (self.bits - low) // 8, blocks, blocks)
+        return {n: (*rows, x) for n, x in zip(ARRAYS, (*sizes, groups, groups), strict=True)}
 
     # Arrays have no single answer to ==, so that weights are equal only if they are the same.
     __eq__ = object.__eq__

@@ -42,11 +42,7 @@ _KEYS = (
 
 
 def freeze(scaling: Scaling | None) -> Frozen:
-    """Return a scaling as a hashable key, with numbers as exact texts.
-
-    >>> freeze(None), freeze({"rope_type": "linear", "factor": 2})[:5]
-    ((), ('linear', None, None, None, '0x1.0000000000000p+1'))
-    """
+    """Return a scaling as a hashable key, with numbers as exact texts."""
     if scaling is None:
         return ()
     return tuple([_as_text(key, scaling.get(key)) for key in _KEYS])
@@ -68,11 +64,6 @@ def frequencies(
     `length` is the length of the sequence, for kinds that depend on it; without it, the sequence
     counts as short. Raises `ConfigurationError` if the kind of scaling is unknown, or a number is
     missing or invalid.
-
-    >>> frequencies(4, 10000.0, None)
-    ([1.0, 0.01], 1.0)
-    >>> frequencies(4, 10000.0, {"rope_type": "linear", "factor": 2.0})
-    ([0.5, 0.005], 1.0)
     """
     if not 0 < theta < math.inf:
         raise _wrong(f"theta must be a number above 0, not {theta}")

@@ -1,9 +1,4 @@
-"""Trees of parameters: dicts, lists and tuples of arrays, flattened, rebuilt and compared.
-
-This is plain Python that compilers can trace. Dicts are walked in sorted order of their keys,
-because libraries may return them sorted or not. `_arrays/trees` walks users' trees, which may hold
-any object.
-"""
+"""Trees of parameters: dicts, lists and tuples of arrays, in Python that compilers trace."""
 
 from __future__ import annotations
 
@@ -39,20 +34,12 @@ def leaves(tree: object) -> list[Any]:
 
 
 def leaf_paths(tree: object, path: str = "") -> list[str]:
-    """Return the path of each of `leaves`, in the same order.
-
-    >>> leaf_paths({"b": 1, "a": [2, {"c": 3}]})
-    ["['a'][0]", "['a'][1]['c']", "['b']"]
-    """
+    """Return the path of each of `leaves`, in the same order."""
     return _labels(tree, path, "[{!r}]")
 
 
 def leaf_names(tree: object, name: str = "") -> list[str]:
-    """Return the name of each of `leaves`, written as paths of layers are.
-
-    >>> leaf_names([{"weight": 1, "bias": 2}, {"inside": [3]}])
-    ['[0].bias', '[0].weight', '[1].inside[0]']
-    """
+    """Return the name of each of `leaves`, written as paths of layers are."""
     return _labels(tree, name, ".{}")
 
 
@@ -99,11 +86,7 @@ def unmatched(pattern: str, names: Sequence[str], source: str) -> ConfigurationE
 
 
 def first_leaf(tree: object) -> Any:
-    """Return the first of `leaves`; `None` if there are none.
-
-    >>> first_leaf([{}, {"b": 1, "a": 2}])
-    2
-    """
+    """Return the first of `leaves`; `None` if there are none."""
     if isinstance(tree, dict):
         tree = [tree[key] for key in sorted(tree)]
     if not isinstance(tree, list | tuple):
@@ -112,11 +95,7 @@ def first_leaf(tree: object) -> Any:
 
 
 def refilled(tree: TreeT, values: Sequence[object]) -> TreeT:
-    """Return the tree with other leaves, given in the order of `leaves`.
-
-    >>> refilled({"b": 1, "a": [2, {"c": 3}]}, "xyz")
-    {'b': 'z', 'a': ['x', {'c': 'y'}]}
-    """
+    """Return the tree with other leaves, given in the order of `leaves`."""
     count = len(leaves(tree))
     if count != len(values):
         raise ValueError(f"this tree has {count} leaves, and {len(values)} were given")
@@ -125,11 +104,7 @@ def refilled(tree: TreeT, values: Sequence[object]) -> TreeT:
 
 
 def mapped(function: Callable[[Any], object], tree: TreeT) -> TreeT:
-    """Return the tree with the function applied to each leaf.
-
-    >>> mapped(lambda x: x + 1, {"a": [1, 2]})
-    {'a': [2, 3]}
-    """
+    """Return the tree with the function applied to each leaf."""
     return refilled(tree, [function(leaf) for leaf in leaves(tree)])
 
 
@@ -179,14 +154,7 @@ def _rebuild(tree: Any, values: Iterator[object]) -> Any:
 
 
 def difference(tree: object, other: object, path: str = "") -> str | None:
-    """Describe the first difference of two trees of arrays in keys, lengths or shapes.
-
-    Returns `None` if there is none. Lists and tuples count as the same; dtypes are not compared.
-
-    >>> import numpy
-    >>> difference([{"a": numpy.ones(2)}], [{"a": numpy.ones(3)}])
-    "[0]['a'] has the shape (2,), and (3,) was given"
-    """
+    """Describe the first difference of two trees in keys, lengths or shapes; `None` without one."""
     here = path or "the tree"
     if isinstance(tree, dict):
         if not isinstance(other, dict) or tree.keys() != other.keys():

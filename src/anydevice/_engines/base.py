@@ -224,15 +224,7 @@ class BaseMemory:
 
 
 def amount_asked(message: str) -> int | None:
-    """Return the bytes that a library's message names as requested; `None` if it names none.
-
-    >>> amount_asked("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has …")
-    21474836480
-    >>> amount_asked("RESOURCE_EXHAUSTED: Out of memory allocating 1234 bytes.")
-    1234
-    >>> amount_asked("Out of memory while trying to allocate 2.50MiB.")
-    2621440
-    """
+    """Return the bytes that a library's message names as requested; `None` if it names none."""
     match = _ALLOCATION.search(message)
     # Libraries that write "GB" here mean 2**30 bytes, too.
     return None if match is None else parse_size(match[1].replace(",", "") + match[2])
@@ -253,10 +245,7 @@ def visible_keys(
     arange: Callable[[int], Any], queries: int, keys: int, valid: Any, causal: bool,
     window: int | None, mask: Any,
 ) -> Any:  # fmt: skip
-    """Return the keys that each query of attention sees, broadcast to the scores; `None` for all.
-
-    `valid`, the number of valid keys of each sequence, and `mask` have the axes of the scores.
-    """
+    """Return the keys that each query of attention sees, broadcast to the scores, or `None`."""
     key = arange(keys)
     conditions = [] if valid is None else [key < valid]
     if causal:
@@ -285,10 +274,7 @@ class ExpertBlocks(Record):
 
 
 def expert_blocks(xp: Any, numbers: Any, count: int, tokens: int) -> ExpertBlocks:
-    """Plan the blocks for the chosen experts of all tokens; no shape depends on the choices.
-
-    `xp` is the module of JAX or MLX. `numbers` (tokens × choices) is int32; `count` is no expert.
-    """
+    """Plan the blocks for the chosen experts of all tokens; no shape depends on the choices."""
     length = numbers.shape[0]
     rows = min(256, max(8, 1 << (length // count - 1).bit_length()))
     blocks = (length + min(count, length) * (rows - 1)) // rows
@@ -335,11 +321,7 @@ def compiled_for_each(
     static: Sequence[str],
     compile_one: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """Return the function, compiled once for each set of values of its static arguments.
-
-    Raises `ConfigurationError` for unknown arguments; called with values that cannot be hashed, the
-    result raises it too.
-    """
+    """Return the function, compiled once for each set of values of its static arguments."""
     check_names(function, static)
     whole = signature(function)
     parameters = whole.parameters

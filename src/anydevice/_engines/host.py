@@ -42,10 +42,7 @@ def lacking(library: str, dtype: DType) -> UnsupportedError:
 
 
 def plain(x: Array) -> Array:
-    """Return the array in C order, native byte order and aligned, copied only if needed.
-
-    Raises `UnsupportedError` for a masked array or an unknown dtype.
-    """
+    """Return the array in C order, native byte order and aligned, copied only if needed."""
     _refuse_lossy(x)
     if x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative:
         return np.asarray(x)
@@ -69,10 +66,7 @@ def _refuse_lossy(x: Array) -> None:
 def narrowed(
     x: Array, lacks: Collection[str], *, why: str, remedy: str, narrow: bool = False
 ) -> Array:
-    """Return the array in a dtype of a library that `lacks` some 64-bit ones.
-
-    The rules are those of `Engine.place`. Errors and the warning say `why`, and the `remedy`.
-    """
+    """Return the array in a dtype of a library that `lacks` some: see `Engine.place`."""
     wide = known_dtype(x.dtype).name
     if wide not in lacks:
         return x

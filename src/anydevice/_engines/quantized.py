@@ -35,7 +35,7 @@ def dequantizer(
         if bits == 8:
             return packed
         parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
-        return stack(parts, -1).reshape(*packed.shape[:-1], -1)
+        return stack(parts, -1).reshape(*packed.shape[:-1], packed.shape[-1] * len(parts))
 
     return lambda weight: _dequantize(weight, split, wide, pick)
 
@@ -44,7 +44,7 @@ def _dequantize(weight: QuantizedWeight, split: Function, wide: Function, pick: 
     codes = codes_of(weight, split)
     numbers = wide(codes) if weight.table is None else pick(weight.table, codes)
     numbers = numbers - weight.zero if weight.zero else numbers
-    numbers = numbers.reshape(*weight.scales.shape, -1)
+    numbers = numbers.reshape(*weight.scales.shape, weight.block)
     numbers = numbers * block_scales(weight.scales, weight.super_scales, wide)[..., None]
     if weight.minimums is not None:
         minimums = block_scales(weight.minimums, weight.super_minimums, wide)
@@ -65,7 +65,8 @@ def block_scales(scales: Any, factors: Any, wide: Function) -> Any:
     """Return scales or minimums in float32, multiplied by their super-scales."""
     if factors is None:
         return wide(scales)
-    grouped = wide(scales).reshape(*factors.shape, -1) * wide(factors)[..., None]
+    grouped = wide(scales).reshape(*factors.shape, scales.shape[-1] // factors.shape[-1])
+    grouped = grouped * wide(factors)[..., None]
     return grouped.reshape(scales.shape)
 
 
@@ -75,23 +76,23 @@ def block_scales(scales: Any, factors: Any, wide: Function) -> Any:
 def dequantize(weight: QuantizedWeight) -> Array:
     """Return the numbers of a weight with NumPy arrays in float32."""
     with np.errstate(all="ignore"):
-        result: Array = _dequantize(weight, _split, _wide, _pick)
+        result: Array = _dequantize(weight, split_codes, as_float32, _pick)
     return result
 
 
-def _split(packed: Array, bits: int) -> Array:
+def split_codes(packed: Array, bits: int) -> Array:
     """Return the numbers of `bits` bits in bytes: each byte is spread over a word, by halves."""
     count = 8 // bits
-    words = packed.astype(f"<u{count}")
+    words = packed.astype(f"<u{count}", order="C")
     width, lane = 8, 8 * count
     while width > bits:
         width, lane = width // 2, lane // 2
         words |= words << (lane - width)
         words &= sum(((1 << width) - 1) << at for at in range(0, 8 * count, lane))
-    return words.view(np.uint8).reshape(*packed.shape[:-1], -1)
+    return words.view(np.uint8).reshape(*packed.shape[:-1], packed.shape[-1] * count)
 
 
-def _wide(x: Array) -> Array:
+def as_float32(x: Array) -> Array:
     return x.astype(np.float32)
 
 
@@ -106,7 +107,7 @@ def linear(x: Array, weight: QuantizedWeight, bias: Array | None = None) -> Arra
     product = np.empty((rows, inputs.shape[1]), np.float32)
     few = inputs.shape[1] <= FEW_ROWS
     if few:
-        inputs = inputs.reshape(-1, weight.block, inputs.shape[1])
+        inputs = inputs.reshape(columns // weight.block, weight.block, inputs.shape[1])
     step = max(1, _BLOCK // max(1, columns))
     with np.errstate(all="ignore"):
         for start in range(0, rows, step):
@@ -123,15 +124,15 @@ def linear(x: Array, weight: QuantizedWeight, bias: Array | None = None) -> Arra
 
 def _scaled_sums(weight: QuantizedWeight, inputs: Array) -> Any:
     """Return the products of rows with inputs (blocks, columns of a block, n)."""
-    codes = codes_of(weight, _split)
-    numbers = _wide(codes) if weight.table is None else _pick(weight.table, codes)
+    codes = codes_of(weight, split_codes)
+    numbers = as_float32(codes) if weight.table is None else _pick(weight.table, codes)
     blocks = numbers.reshape(len(codes), *inputs.shape[:2]).transpose(1, 0, 2)
     parts = np.matmul(blocks, inputs)
     sums = inputs.sum(1)
     if weight.zero:
         parts -= weight.zero * sums[:, None]
-    parts *= block_scales(weight.scales, weight.super_scales, _wide).T[..., None]
+    parts *= block_scales(weight.scales, weight.super_scales, as_float32).T[..., None]
     total = parts.sum(0)
     if weight.minimums is not None:
-        total += block_scales(weight.minimums, weight.super_minimums, _wide) @ sums
+        total += block_scales(weight.minimums, weight.super_minimums, as_float32) @ sums
     return total

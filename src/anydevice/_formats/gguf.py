@@ -26,11 +26,11 @@ import numpy as np
 from anydevice._core.checks import is_number
 from anydevice._core.dtypes import DTYPES, DType
 from anydevice._core.files import PlainFile, Stamp
-from anydevice._core.quantized import QuantizedWeight
+from anydevice._core.quantized import BLOCK_TYPES, QuantizedWeight
 from anydevice._core.record import NOTHING, Record, replace
 from anydevice._core.rope_scaling import frequencies
 from anydevice._core.text import install_command, shortened
-from anydevice._formats.quantized import BLOCK_TYPES, dequantize, unpack_blocks
+from anydevice._formats.quantized import dequantize, unpack_blocks
 from anydevice._formats.safetensors import StoredTensor
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
@@ -44,6 +44,7 @@ _WINDOW = 2**20
 _SMALLEST = 24
 """Bytes of the magic number, the version and the numbers of tensors and keys."""
 _SIZE = struct.Struct("<Q")
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
@@ -64,24 +65,7 @@ PACKINGS = {
     1: Packing("F16", 1, 2, DTYPES["float16"]),
     30: Packing("BF16", 1, 2, DTYPES["bfloat16"]),
 }
-PACKINGS |= {
-    number: Packing(name, BLOCK_TYPES[name].columns, BLOCK_TYPES[name].bytes)
-    for number, name in {
-        2: "Q4_0",
-        3: "Q4_1",
-        6: "Q5_0",
-        7: "Q5_1",
-        8: "Q8_0",
-        10: "Q2_K",
-        11: "Q3_K",
-        12: "Q4_K",
-        13: "Q5_K",
-        14: "Q6_K",
-        20: "IQ4_NL",
-        23: "IQ4_XS",
-        39: "MXFP4",
-    }.items()
-}
+PACKINGS |= {row.number: Packing(n, row.columns, row.bytes) for n, row in BLOCK_TYPES.items()}
 """The types of tensors that are read without the package `gguf`, by the format's numbers."""
 
 
@@ -119,7 +103,7 @@ class GgufTensor(StoredTensor):
     """A tensor of a GGUF file. Reading unpacks it; blocks lie along its last axis."""
 
     packing: Packing
-    whole: bool = False
+    bytewise: bool = False
     """Whether `blocks` unpacks each code of 5 and 6 bits into a byte of its own."""
 
     def read(self, file: PlainFile, target: Any, first: int) -> None:
@@ -153,7 +137,7 @@ class GgufTensor(StoredTensor):
         parts = [first] if isinstance(first, int) else first
         size = prod(shape) // self.packing.elements // len(parts)
         raw = self._bytes(file, parts, size)
-        weight = unpack_blocks(self.packing.name, raw, shape, self.whole)
+        weight = unpack_blocks(self.packing.name, raw, shape, self.bytewise)
         for array in map(np.asarray, weight.arrays.values()):
             if array.dtype.kind not in "iu" and not np.isfinite(array).all():
                 raise self.error(f"it has scales that are NaN or infinite; {_AGAIN}")
@@ -197,11 +181,44 @@ class GgufFile(Record):
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Return the checked header of a file.
+    """Return the checked header of a file, with the tensors of all files of a split model.
 
-    Each tensor lies inside the file, has a type that can be unpacked, and shares no byte with
+    Each tensor lies inside its file, has a type that can be unpacked, and shares no byte with
     another. Raises `TransferError` otherwise, with the file's path and the key or tensor.
     """
+    file = _read_one(path)
+    count = file.expect("split.count", int, 1)
+    return file if count in (0, 1) else _join(file, count)
+
+
+def _join(file: GgufFile, count: int) -> GgufFile:
+    """Return the header of the first file of a split model, with the tensors of all."""
+    match = _SPLIT.fullmatch(file.path.name)
+    if match is None or int(match[3]) != count:
+        raise TransferError(
+            f"{file.path} is one of {count} files of a model, and the others are found by its name "
+            f"only if it ends in -00001-of-{count:05}.gguf: give it the name that it had",
+            "split.count",
+        )
+    parts: list[GgufFile] = []
+    tensors: dict[str, GgufTensor] = {}
+    for number in range(count):
+        path = file.path.with_name(f"{match[1]}-{number + 1:05}-of-{match[3]}.gguf")
+        if not path.exists():
+            raise TransferError(f"{path} is missing, one of {count} files: download it", str(path))
+        parts.append(file if path == file.path else _read_one(path))
+        own = parts[-1].metadata
+        if (own.get("split.no"), own.get("split.count")) != (number, count) or (
+            tensors.keys() & parts[-1].tensors.keys()
+        ):
+            raise TransferError(f"{path} does not belong to {parts[0].path}; {_AGAIN}", str(path))
+        tensors |= parts[-1].tensors
+    if len(tensors) != parts[0].expect("split.tensors.count", int, len(tensors)):
+        raise TransferError(f"{parts[0].path}: its files lack tensors; {_AGAIN}", "split.count")
+    return replace(parts[0], tensors=tensors)
+
+
+def _read_one(path: Path) -> GgufFile:
     with PlainFile(path) as file:
         try:
             return _read(file)
@@ -520,10 +537,6 @@ def config_values(file: GgufFile) -> dict[str, Any]:
     `UnsupportedError` for a key that is unknown and `ConfigurationError` for an invalid value.
     """
     name = file.metadata["general.architecture"]
-    if file.metadata.get("split.count", 1) not in (0, 1):
-        raise UnsupportedError(
-            f"{file.path} is one of several files; join them first: llama-gguf-split --merge"
-        )
     own = {
         key.removeprefix(f"{name}."): value
         for key, value in file.metadata.items()

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anydevice._core.files import write_whole
+from anydevice._core.quantized import BLOCK_TYPES
 from anydevice._core.record import Record
-from anydevice._formats.gguf import gguf_package
+from anydevice._formats.gguf import PACKINGS
 from anydevice._formats.load import Advance, OpenFiles, Segment
 from anydevice._formats.quantize import encode, fitting
-from anydevice._formats.quantized import BLOCK_TYPES
 
 if TYPE_CHECKING:
     from anydevice._core.array import HostArray
@@ -114,7 +114,7 @@ def _pieces(
 
 def header(metadata: Mapping[str, Any], tensors: Sequence[NewTensor]) -> bytes:
     """Return everything in front of the bytes of the tensors."""
-    numbers = gguf_package().GGMLQuantizationType
+    numbers = {packing.name: number for number, packing in PACKINGS.items()}
     text = bytearray(struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata)))
     for key, value in metadata.items():
         text += _string(key) + (value if isinstance(value, bytes) else _value(value))
@@ -122,7 +122,7 @@ def header(metadata: Mapping[str, Any], tensors: Sequence[NewTensor]) -> bytes:
     for tensor in tensors:
         sizes = tensor.shape[::-1]
         text += _string(tensor.name) + struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
-        text += struct.pack("<IQ", numbers[tensor.kind].value, offset)
+        text += struct.pack("<IQ", numbers[tensor.kind], offset)
         offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     return bytes(text) + bytes(-len(text) % ALIGNMENT)
 

@@ -123,11 +123,7 @@ def load_joined(
     progress: bool | None = None,
     opened: PlainFile | None = None,
 ) -> dict[Key, Any]:
-    """Load arrays onto a device, each joined from stored tensors; returns them by the same keys.
-
-    They are read one after another, in the order of the files; `opened` is a file that the caller
-    has opened. An error leaves no array behind.
-    """
+    """Load arrays, joined from stored tensors, in the order of the files; none if one fails."""
     if device.engine is None:
         raise not_driven(device)
     loaded: dict[Key, Any] = dict.fromkeys(arrays)
@@ -181,11 +177,7 @@ def loading_progress(
 def progress_in_bytes(
     count: Callable[[], int], wanted: bool | None, doing: str
 ) -> Iterator[Advance]:
-    """Show a bar on a terminal or in a notebook; yields a function that takes newly read bytes.
-
-    `count` returns the bytes of all. The bar appears at once if `wanted` is true or much is read,
-    else after a second; never if false.
-    """
+    """Show a bar if `wanted` or slow; yield a function that takes newly read bytes of `count()`."""
     shown = wanted is not False and sys.stderr is not None and sys.stderr.isatty()
     notebook = wanted is not False and is_loaded("IPython") and in_notebook()
     if not shown and not notebook:
@@ -381,12 +373,7 @@ class OpenFiles:
 def place(
     joined: Joined | Packed, files: OpenFiles, engine: Engine, device: Device, advance: Advance
 ) -> Any:
-    """Read an array, or a quantized weight, from its files onto a device.
-
-    Several threads read a large array straight into its memory on the CPU, and through pinned
-    memory on CUDA devices. Any other array is read into host memory first. Raises `TransferError`
-    and `OutOfMemoryError` with the file and the tensor.
-    """
+    """Read an array, or a quantized weight, from its files onto a device."""
     try:
         if isinstance(joined, Packed):
             weight = joined.read(files, advance)
@@ -538,7 +525,7 @@ def in_file_order(arrays: Mapping[Any, Stored]) -> list[Any]:
     ranks: dict[Path, int] = {}
     order = []
     for number, stored in enumerate(arrays.values()):
-        tensor = stored_parts(stored)[0].parts[0].tensor
+        tensor = (stored[0] if isinstance(stored, tuple) else stored).parts[0].tensor
         order.append((ranks.setdefault(tensor.path, len(ranks)), tensor.start, number))
     keys = list(arrays)
     return [keys[number] for _, _, number in sorted(order)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -18,15 +18,9 @@ import numpy as np
 from anydevice._arrays.stage import usable_cores
 from anydevice._core.files import PlainFile
 from anydevice._core.locks import side_by_side
-from anydevice._core.quantized import SUPER_BLOCK, QuantizedWeight
-from anydevice._core.record import Record
+from anydevice._core.quantized import BLOCK_TYPES, IQ4_NL_TABLE, SUPER_BLOCK, QuantizedWeight
 from anydevice._formats.load import MOST_THREADS, Advance, Quantizer, Segment
-from anydevice._formats.quantized import (
-    BLOCK_TYPES,
-    FLOAT8_TABLES,
-    IQ4_NL_TABLE,
-    unpack_blocks,
-)
+from anydevice._formats.quantized import FLOAT8_TABLES, pack_blocks, unpack_blocks
 
 if TYPE_CHECKING:
     from anydevice._core.array import HostArray
@@ -95,26 +89,15 @@ def fit_affine(
         error = slope * (slope * second - 2 * products)
         error += start * (start * total + 2 * (slope * first - sums))
         better = (determinant > 0) & (error < best)
-        for kept, new in ((scale, slope), (minimum, start), (best, error)):
-            np.copyto(kept, new, where=better)
+        for array, new in ((scale, slope), (minimum, start), (best, error)):
+            np.copyto(array, new, where=better)
     return scale, minimum
 
 
-# --- bytes of blocks, as `_formats/quantized.py` unpacks them ---------------------------------
+# --- codes and scales of blocks, as `pack_blocks` takes them ----------------------------------
 
-
-def _merge(codes: HostArray, size: int, bits: int) -> HostArray:
-    """Pack codes (n, columns): byte i of each `size` has code i, above it code `size` + i, …"""
-    groups = codes.reshape(len(codes), -1, 8 // bits, size)
-    merged = groups[:, :, 0].copy()
-    for place in range(1, 8 // bits):
-        merged |= groups[:, :, place] << np.uint8(place * bits)
-    return merged.reshape(len(codes), -1)
-
-
-def _bits(codes: HostArray) -> HostArray:
-    """Pack the fifth bits of codes (n, columns), the first in the lowest bit."""
-    return np.packbits(codes >> 4, axis=-1, bitorder="little")
+Parts = tuple[Any, list[Any]]
+"""Codes (n, columns) of uint8, and the bytes of each block that hold no codes."""
 
 
 def _halves(*numbers: HostArray) -> HostArray:
@@ -127,32 +110,30 @@ def _round_half(numbers: HostArray) -> HostArray:
     return numbers.astype(np.float16).astype(np.float32)
 
 
-def _codes(x: HostArray, low: int, top: int) -> HostArray:
-    """Return scaled blocks (block, n), rounded and limited, as (n, block) of int8."""
-    rounded: HostArray = np.clip(np.rint(x), low, top).astype(np.int8)
+def _codes(x: HostArray, top: int) -> HostArray:
+    """Return scaled blocks (block, n), rounded and limited, as (n, block) of uint8."""
+    rounded: HostArray = np.clip(np.rint(x), 0, top).astype(np.uint8)
     return np.ascontiguousarray(rounded.T)
 
 
-def _q8_0(x: HostArray) -> list[HostArray]:
+def _q8_0(x: HostArray) -> Parts:
     scale = np.abs(x).max(0) / np.float32(127)
     scaled = x * _inverse(scale)
     # Halves are rounded away from zero, as in C.
-    codes = np.trunc(scaled + np.copysign(np.float32(0.5), scaled))
-    return [_halves(scale), _codes(codes, -127, 127).view(np.uint8)]
+    return _codes(np.trunc(scaled + np.copysign(np.float32(0.5), scaled)) + 128, 255), [
+        _halves(scale)
+    ]
 
 
-def _small(x: HostArray, bits: int, affine: bool) -> list[HostArray]:
-    """Return the parts of Q4_0, Q4_1, Q5_0 and Q5_1."""
-    weights = np.ones_like(x)
+def _small(x: HostArray, bits: int, affine: bool) -> Parts:
+    """Fit Q4_0, Q4_1, Q5_0 and Q5_1."""
+    weights, top = np.ones_like(x), 2**bits - 1
     if affine:
-        scale, minimum = map(_round_half, fit_affine(x, weights, 2**bits - 1, negative=False))
-        parts = [_halves(scale, minimum)]
-        codes = _codes((x - minimum) * _inverse(scale), 0, 2**bits - 1).view(np.uint8)
-    else:
-        scale = _round_half(fit_symmetric(x, weights, 2 ** (bits - 1)))
-        parts, half = [_halves(scale)], 2 ** (bits - 1)
-        codes = _codes(x * _inverse(scale) + half, 0, 2**bits - 1).view(np.uint8)
-    return [*parts, *([_bits(codes)] if bits == 5 else []), _merge(codes & 15, 16, 4)]
+        scale, minimum = map(_round_half, fit_affine(x, weights, top, negative=False))
+        return _codes((x - minimum) * _inverse(scale), top), [_halves(scale, minimum)]
+    half = 2 ** (bits - 1)
+    scale = _round_half(fit_symmetric(x, weights, half))
+    return _codes(x * _inverse(scale) + half, top), [_halves(scale)]
 
 
 def _super(scales: HostArray, top: int) -> tuple[HostArray, HostArray]:
@@ -161,8 +142,8 @@ def _super(scales: HostArray, top: int) -> tuple[HostArray, HostArray]:
     return shared, np.clip(np.rint(scales * _inverse(shared)[:, None]), 0, top)
 
 
-def _k_affine(x: HostArray, block: int, bits: int) -> list[HostArray]:
-    """Return the parts of Q2_K, Q4_K and Q5_K."""
+def _k_affine(x: HostArray, block: int, bits: int) -> Parts:
+    """Fit Q2_K, Q4_K and Q5_K."""
     top, limit = 2**bits - 1, 15 if bits == 2 else 63
     weights = np.abs(x)
     if bits > 2:
@@ -171,41 +152,32 @@ def _k_affine(x: HostArray, block: int, bits: int) -> list[HostArray]:
     scale, minimum = (part.reshape(-1, SUPER_BLOCK // block) for part in fitted)
     (shared, scales), (shift, minimums) = _super(scale, limit), _super(-minimum, limit)
     start, step = (minimums * shift[:, None]).ravel(), (scales * shared[:, None]).ravel()
-    codes = _codes((x + start) * _inverse(step), 0, top).view(np.uint8).reshape(-1, SUPER_BLOCK)
+    codes = _codes((x + start) * _inverse(step), top)
     small, above = scales.astype(np.uint8), minimums.astype(np.uint8)
     if bits == 2:
-        return [small | above << 4, _merge(codes, 32, 2), _halves(shared, shift)]
-    packed = np.concatenate(
-        [
-            small[:, :4] | small[:, 4:] >> 4 << 6,
-            above[:, :4] | above[:, 4:] >> 4 << 6,
-            small[:, 4:] & 15 | above[:, 4:] << 4,
-        ],
-        -1,
-    )
-    high = [_merge(codes >> 4, 32, 1)] if bits == 5 else []
-    return [_halves(shared, shift), packed, *high, _merge(codes & 15, 32, 4)]
+        return codes, [small | above << 4, _halves(shared, shift)]
+    both = [part[:, :4] | part[:, 4:] >> 4 << 6 for part in (small, above)]
+    return codes, [_halves(shared, shift), *both, small[:, 4:] & 15 | above[:, 4:] << 4]
 
 
-def _k_symmetric(x: HostArray, bits: int) -> list[HostArray]:
-    """Return the parts of Q3_K and Q6_K."""
+def _k_symmetric(x: HostArray, bits: int) -> Parts:
+    """Fit Q3_K and Q6_K."""
     levels, limit = 2 ** (bits - 1), 32 if bits == 3 else 128
     scale = fit_symmetric(x, np.square(x), levels).reshape(-1, SUPER_BLOCK // 16)
     high, low = scale.max(-1), scale.min(-1)
     shared = _round_half(np.where(high > -low, high, low) / -limit)
     small = np.clip(np.rint(scale * _inverse(shared)[:, None]), -limit, limit - 1)
     step = (small * shared[:, None]).ravel()
-    codes = _codes(x * _inverse(step) + levels, 0, 2 * levels - 1).view(np.uint8)
-    codes, scales = codes.reshape(-1, SUPER_BLOCK), small.astype(np.int8)
+    codes, scales = _codes(x * _inverse(step) + levels, 2 * levels - 1), small.astype(np.int8)
     if bits == 6:
-        low_bits, high_bits = _merge(codes & 15, 64, 4), _merge(codes >> 4, 32, 2)
-        return [low_bits, high_bits, scales.view(np.uint8), _halves(shared)]
+        return codes, [scales.view(np.uint8), _halves(shared)]
     raised = (scales + 32).view(np.uint8)
-    packed = [_merge(raised & 15, 8, 4), _merge(raised >> 4, 4, 2)]
-    return [_merge(codes >> 2, 32, 1), _merge(codes & 3, 32, 2), *packed, _halves(shared)]
+    low_bits = raised[:, :8] & 15 | (raised[:, 8:] & 15) << 4
+    high_bits = sum((raised[:, 4 * n : 4 * n + 4] >> 4) << 2 * n for n in range(4))
+    return codes, [low_bits, high_bits, _halves(shared)]
 
 
-def _iq4_nl(x: HostArray) -> list[HostArray]:
+def _iq4_nl(x: HostArray) -> Parts:
     levels = np.array(IQ4_NL_TABLE, np.float32)
     bounds = (levels[1:] + levels[:-1]) / 2
     high, low, weights = x.max(0), x.min(0), np.square(x)
@@ -221,42 +193,39 @@ def _iq4_nl(x: HostArray) -> list[HostArray]:
         np.copyto(best, fitted * products, where=better)
     scale = _round_half(scale)
     codes = np.searchsorted(bounds, x * _inverse(scale)).T.astype(np.uint8)
-    return [_halves(scale), _merge(codes, 16, 4)]
+    return codes, [_halves(scale)]
 
 
-class BlockQuantizer(Record):
-    """The elements that share a scale, and how blocks (block, n) of them become parts of bytes."""
-
-    block: int
-    parts: Callable[[HostArray], list[HostArray]]
-
-
-QUANTIZERS = {
-    "Q8_0": BlockQuantizer(32, _q8_0),
-    "Q4_0": BlockQuantizer(32, partial(_small, bits=4, affine=False)),
-    "Q4_1": BlockQuantizer(32, partial(_small, bits=4, affine=True)),
-    "Q5_0": BlockQuantizer(32, partial(_small, bits=5, affine=False)),
-    "Q5_1": BlockQuantizer(32, partial(_small, bits=5, affine=True)),
-    "Q2_K": BlockQuantizer(16, partial(_k_affine, block=16, bits=2)),
-    "Q3_K": BlockQuantizer(16, partial(_k_symmetric, bits=3)),
-    "Q4_K": BlockQuantizer(32, partial(_k_affine, block=32, bits=4)),
-    "Q5_K": BlockQuantizer(32, partial(_k_affine, block=32, bits=5)),
-    "Q6_K": BlockQuantizer(16, partial(_k_symmetric, bits=6)),
-    "IQ4_NL": BlockQuantizer(32, _iq4_nl),
+QUANTIZERS: dict[str, Callable[[HostArray], Parts]] = {
+    "Q8_0": _q8_0,
+    "Q4_0": partial(_small, bits=4, affine=False),
+    "Q4_1": partial(_small, bits=4, affine=True),
+    "Q5_0": partial(_small, bits=5, affine=False),
+    "Q5_1": partial(_small, bits=5, affine=True),
+    "Q2_K": partial(_k_affine, block=16, bits=2),
+    "Q3_K": partial(_k_symmetric, bits=3),
+    "Q4_K": partial(_k_affine, block=32, bits=4),
+    "Q5_K": partial(_k_affine, block=32, bits=5),
+    "Q6_K": partial(_k_symmetric, bits=6),
+    "IQ4_NL": _iq4_nl,
 }
-"""GGUF's block types that are made, by their names there."""
+"""GGUF's block types that are made, by their names there; blocks are (block, n)."""
 
 
 def quantize_blocks(kind: str, x: HostArray) -> HostArray:
     """Return float32 numbers, whole blocks of them, as the bytes of GGUF's type `kind`."""
-    quantizer, columns = QUANTIZERS[kind], BLOCK_TYPES[kind].columns
-    chunks = []
+    block, chunks = BLOCK_TYPES[kind], []
     for start in range(0, x.size, CHUNK):
         numbers = x.reshape(-1)[start : start + CHUNK]
         with np.errstate(all="ignore"):
-            parts = quantizer.parts(np.ascontiguousarray(numbers.reshape(-1, quantizer.block).T))
-        blocks = numbers.size // columns
-        chunks.append(np.concatenate([part.reshape(blocks, -1) for part in parts], -1))
+            codes, scales = QUANTIZERS[kind](
+                np.ascontiguousarray(numbers.reshape(-1, block.scaled).T)
+            )
+        rows = numbers.size // block.columns
+        if kind == "Q8_0":
+            codes ^= np.uint8(128)
+        joined = np.concatenate([part.reshape(rows, -1) for part in scales], -1)
+        chunks.append(pack_blocks(kind, codes.reshape(rows, -1), joined))
     return np.concatenate(chunks).reshape(-1)
 
 

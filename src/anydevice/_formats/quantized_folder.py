@@ -17,12 +17,11 @@ import numpy as np
 from anydevice._core.checks import integer, number
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.files import PlainFile, parse_json
-from anydevice._core.quantized import QuantizedWeight
+from anydevice._core.quantized import FP4_TABLE, QuantizedWeight
 from anydevice._core.record import Record, replace
 from anydevice._core.text import shortened
 from anydevice._formats.quantized import (
     FLOAT8_TABLES,
-    FP4_TABLE,
     dequantize,
     pack_codes,
     power_scales,

@@ -65,10 +65,7 @@ class StoredTensor(Record):
     nbytes: int
 
     def read(self, file: PlainFile, target: Any, first: int) -> None:
-        """Fill a flat array with the elements from `first` on, in the array's dtype.
-
-        `first` is a multiple of 256. Raises `TransferError` for a number too large for the dtype.
-        """
+        """Fill a flat array with the elements from `first`, a multiple of 256, in its dtype."""
         raise NotImplementedError
 
     @property
@@ -124,10 +121,9 @@ class SafeTensor(StoredTensor):
     def read(self, file: PlainFile, target: Any, first: int) -> None:
         import numpy as np
 
-        dtype = self.dtype.numpy()
-        same = target.dtype == dtype
-        stored = target if same else np.empty(target.size, dtype)
-        file.read_into(stored.view(np.uint8).data, self.start + first * dtype.itemsize)
+        same = target.dtype.name == self.dtype.name
+        stored = target if same else np.empty(target.size, self.dtype.numpy())
+        file.read_into(stored.view(np.uint8).data, self.start + first * stored.itemsize)
         if self.dtype.kind == "bool" and stored.size and stored.view(np.uint8).max() > 1:
             raise self.error("it is BOOL, and holds bytes that are neither 0 nor 1")
         if not same:
@@ -196,14 +192,11 @@ def header_of(file: PlainFile) -> Header:
 
 
 def _read_entries(header: Mapping[str, Any], base: int, file: PlainFile) -> dict[str, SafeTensor]:
-    """Return the tensors of a header, whose bytes begin at `base`.
-
-    Raises `ValueError` for a malformed entry, and `TransferError` for an impossible tensor.
-    """
+    """Return the tensors of a header, whose bytes begin at `base`."""
     entries = {}
     for name, value in header.items():
         try:
-            entries[name] = _read_entry(name, _object(value), base, file)
+            entries[name] = _read_entry(name, value, base, file)
         except ValueError as error:
             raise ValueError(f"the tensor {_short(name)}: {error}") from error
     _check_cover(entries, base, file.size)
@@ -330,7 +323,9 @@ def _type_error(expected: str, value: Any) -> ValueError:
     return ValueError(f"expected {expected}, found {reprlib.repr(value)}")
 
 
-def _read_entry(name: str, fields: Mapping[str, Any], base: int, file: PlainFile) -> SafeTensor:
+def _read_entry(name: str, fields: Any, base: int, file: PlainFile) -> SafeTensor:
+    if not isinstance(fields, dict):
+        raise _type_error("an object", fields)
     if not {"dtype", "shape", "data_offsets"} <= fields.keys():
         missing = [key for key in ("dtype", "shape", "data_offsets") if key not in fields]
         raise _wrong(name, f"it has no {' and no '.join(missing)}")

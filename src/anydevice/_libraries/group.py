@@ -89,10 +89,7 @@ def unseal(key: bytes, name: str, text: bytes) -> bytes:
 
 
 def prove(gather: Callable[[str, bytes], list[bytes]], launched: Launched) -> bytes:
-    """Let every rank prove that it knows the secret; return the key for this group's messages.
-
-    Each answers a challenge to which all have contributed (challenge-response, as in RFC 2195).
-    """
+    """Let every rank prove that it knows the secret (RFC 2195); return the key for its messages."""
     secret = read_secret(launched.is_local)
     challenge = b"".join(gather("challenge", secrets.token_bytes(_HMAC_LENGTH)))
     key = hmac.digest(secret, challenge, "sha256")

@@ -12,13 +12,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from anydevice._core.array import Array
 from anydevice._core.hooks import is_of
 from anydevice._core.text import shortened, type_text
-from anydevice._libraries.precision import Policy
 from anydevice._libraries.registry import part, row_of
 from anydevice._nn.layer import Layer, Run
 from anydevice._nn.losses import LOSSES
@@ -32,29 +31,8 @@ Loss = Callable[..., Array]
 """A function of (output, y), or of (model, batch) if its first parameter is called `model`."""
 
 
-class StepSettings(Protocol):
-    """The settings of a step that a library's own stepper reads."""
-
-    @property
-    def layer(self) -> Layer: ...
-    @property
-    def loss(self) -> Loss: ...
-    @property
-    def optimizer(self) -> Optimizer: ...
-    @property
-    def policy(self) -> Policy: ...
-    @property
-    def clip(self) -> float | None: ...
-    @property
-    def accumulate(self) -> int: ...
-
-
 class ModuleLayer(Layer):
-    """A module of another library.
-
-    `given` is the user's module, and `parameters` are its arrays by path; `held` names the arrays
-    that gradients do not change. `finished` returns the user's module with other parameters.
-    """
+    """A module of another library: the user's `given`, arrays by path, `held` without gradients."""
 
     given: Any
     held: tuple[str, ...] = ()
@@ -103,11 +81,7 @@ class ModuleLayer(Layer):
 def loss_and_output(
     loss: Loss | None, module: Any, batch: Any, run: Run | None = None
 ) -> tuple[Array, Any]:
-    """Return the loss of a module on a batch, and its output; `None` if the loss calls the module.
-
-    A pair is inputs and targets, a dict is the arguments of the module. Without a loss, the loss in
-    the module's output is used.
-    """
+    """Return the loss of a module on a batch, and its output; `None` if the loss calls it."""
     if loss is not None and takes_model(loss):
         parts = batch if isinstance(batch, tuple | list) else (batch,)
         if run is not None and "key" in _names(loss):
@@ -133,10 +107,7 @@ def loss_and_output(
 
 
 def loss_of_output(loss: Loss, output: Any, target: Any) -> Array:
-    """Return the loss of an output, given a target or a dict batch.
-
-    A loss by name takes arrays: the logits of an output, if any, and the labels of a dict.
-    """
+    """Return the loss of an output, or of its logits, given a target or the labels of a dict."""
     # By identity: a loss may define its own equality.
     if not any(loss is own for own in LOSSES.values()):
         return loss(output, target)
@@ -245,10 +216,7 @@ _OPTIMIZERS = (
 
 
 def optimizer_of(given: Any) -> Optimizer | None:
-    """Return the optimizer of a step; `None` for PyTorch's, which updates weights itself.
-
-    Raises `ConfigurationError` for anything else.
-    """
+    """Return the optimizer of a step; `None` for PyTorch's, which updates weights itself."""
     if isinstance(given, Optimizer):
         return given
     if is_of(given, "torch.optim", "Optimizer"):

@@ -121,8 +121,6 @@ def cast_weights(layer: Layer, parameters: Parameters, dtype: str) -> Parameters
 
     State keeps its dtype, since a variance may overflow a narrower one.
 
-    >>> import numpy
-    >>> from anydevice import nn
     >>> norm = {name: numpy.ones(1) for name in ("weight", "bias", "mean", "variance")}
     >>> {name: str(x.dtype) for name, x in cast_weights(nn.BatchNorm(1), norm, "float16").items()}
     {'weight': 'float16', 'bias': 'float16', 'mean': 'float64', 'variance': 'float64'}
@@ -147,10 +145,7 @@ class _Traced(Run):
 
 
 class FunctionAdapter(base.ModelAdapter):
-    """A function over arrays. Its reference is the function itself over float64 arrays.
-
-    These are NumPy's if it is written in ops, else CPU arrays of the device's library.
-    """
+    """A function over arrays; its reference is the function itself over float64 arrays."""
 
     kind = "function"
     follows = "no variable that the function closes over; a verification is for their old values"

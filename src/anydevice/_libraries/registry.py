@@ -29,10 +29,7 @@ Facet = Literal["compiler", "autodiff"]
 
 
 class ModuleRow(Record):
-    """One kind of module: `module` has the class `Module`, `library` is the engine of its arrays.
-
-    `adapter` is a class in `_libraries/<library>/module.py`, `layer` one in `step.py` beside it.
-    """
+    """One kind of module: its class, the engine of its arrays, its adapter and its layer."""
 
     module: str
     library: str
@@ -73,13 +70,7 @@ def part(library: str, name: str) -> ModuleType:
 
 
 def adapter_of(model: Any) -> ModelAdapter:
-    """Return the adapter through which a model is moved, compiled and verified.
-
-    >>> adapter_of(abs).kind
-    'function'
-
-    Raises `ConfigurationError` for anything but a model or a function.
-    """
+    """Return the adapter through which a model is moved, compiled and verified."""
     from anydevice._libraries import native  # it imports `base`, which imports this module
     from anydevice._nn.layer import Layer
     from anydevice._nn.model import Model
@@ -138,10 +129,7 @@ def compile_device(adapter: ModelAdapter, device: Device | str | None, *, compil
 
 
 def training_device(adapter: ModelAdapter, device: Device | str | None) -> Device:
-    """Return the device and an engine with gradients: the requested one, or the first that can.
-
-    Raises `UnsupportedError` if the requested engine has no gradients, or no engine there has.
-    """
+    """Return the device and an engine with gradients: the requested one, or the first that can."""
     chosen = _of_any_library(adapter, device, "autodiff")
     if chosen.engine is not None and not _has(chosen.engine, "autodiff"):
         absent = registry.row_of(chosen.engine).lacks["autodiff"]

@@ -1,7 +1,4 @@
-"""Steps on CUDA: a whole step, from token to token, is one CUDA graph that the device replays.
-
-A layer is captured as the engine's fused `decoder_layer` if there is one, and otherwise as ops.
-"""
+"""Steps on CUDA: a whole step, from token to token, is one CUDA graph that the device replays."""
 
 from __future__ import annotations
 
@@ -37,10 +34,7 @@ PROMPT_PADDING, MAX_CAPTURED_PROMPT, MAX_PROMPT_GRAPHS = 64, 1024, 2
 
 
 class CapturedRunner(OpsRunner):
-    """A runner that captures its step once for each kind of sampling, and then replays it.
-
-    Short prompts are captured too. Long prompts, and steps that cannot be captured, run as ops.
-    """
+    """A runner that captures its step, and short prompts, once for each kind of sampling."""
 
     def __init__(self, executor: Executor, rows: int, slots: int, capture: Capture) -> None:
         super().__init__(executor, rows, slots)

@@ -48,11 +48,7 @@ LATENT_EPS = 1e-6
 
 
 class RingIndex(Record):
-    """Positions of tokens in a ring cache, which stores position p in slot p % window.
-
-    The step writes `slots`, and `lengths` keys are valid. For several tokens, `order` sorts the old
-    keys by position, and `row` holds the positions of the new keys behind them.
-    """
+    """Positions of tokens in a ring cache: `slots` to write, and how to read old and new keys."""
 
     slots: Array
     lengths: Array
@@ -394,11 +390,7 @@ class DecoderLayer(Record):
     def _attend_latent(
         self, x: Array, index: CacheIndex, cache: LayerCache | None
     ) -> tuple[Array, LayerCache | None]:
-        """Run multi-head latent attention (MLA, DeepSeek-V2), which caches one vector a token.
-
-        With a cache, `kv_b` is absorbed into the queries: scores are the same, and no key is
-        computed again in later steps. Tokens that attend only to each other compute their keys.
-        """
+        """Run multi-head latent attention (MLA, DeepSeek-V2), which caches one vector a token."""
         description, weights = self.description, self.weights
         sizes = description.latent
         assert sizes is not None
@@ -590,10 +582,7 @@ def _route(routing: Routing, router: Weight, x: Array) -> tuple[Array, Array]:
 
 
 def _limit_groups(routing: Routing, scores: Array, router: Weight) -> Array:
-    """Return biased scores in the best groups only (group-limited routing, DeepSeek-V3).
-
-    The score of a group is the sum of its two best experts.
-    """
+    """Return biased scores in the best groups by their two best experts (DeepSeek-V3)."""
     tokens, count = scores.shape
     groups, limit = routing.groups, routing.group_limit
     bias = ops.astype(router["choice_bias"], primitives(scores).dtype(scores))

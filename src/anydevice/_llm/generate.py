@@ -82,10 +82,7 @@ class ChunkSizes:
 def chunks(
     prompts: Prompts, sizes: ChunkSizes, done: int = 0
 ) -> Iterator[tuple[np.ndarray[Any, Any], list[int], list[int]]]:
-    """Yield the ids (rows, tokens) of each chunk, the start of each row, and its valid tokens.
-
-    A row that has ended has no valid tokens. The first `done` tokens are skipped.
-    """
+    """Yield the ids of each chunk after `done` tokens, the start of each row, and its count."""
     longest = max(map(len, prompts))
     while done < longest:
         size = sizes.next(longest - done)
@@ -192,11 +189,7 @@ def run_steps(
     max_tokens: int,
     reuse: bool = False,
 ) -> Iterator[Step]:
-    """Yield the tokens of up to `max_tokens` steps of a runner.
-
-    If steps are asynchronous, each starts before its predecessor is read, and is discarded if the
-    caller stops there. Steps of several threads take turns.
-    """
+    """Yield the tokens of up to `max_tokens` steps; each starts before the last one is read."""
     with executor.lock():
         pending = runner.prefill(prompts, sampling, reuse)
     for number in range(1, max_tokens + 1):
@@ -323,10 +316,7 @@ class Executor(ABC):
 
 
 class DecoderExecutor(Executor):
-    """Runs the decoder in ops, compiled if the engine is faster that way.
-
-    Single layers are compiled, not the whole model, so layers of one kind share a program.
-    """
+    """Runs the decoder in ops; compiles single layers if the engine is faster that way."""
 
     def __init__(self, description: Description, parameters: decoder.Parameters, device: Device):
         super().__init__(description, device)
@@ -407,11 +397,7 @@ class DecoderExecutor(Executor):
         return x
 
     def _fused_layer(self, number: int, x: Array, position: Array, cache: Any, *only: Array) -> Any:
-        """Run a layer by the engine's own function, for one token or the first chunk of all rows.
-
-        `only` is the token of each row that is needed. Returns `NotImplemented` if the engine
-        cannot compute the layer.
-        """
+        """Run a layer by the engine's own function, if it has one for these tokens."""
         name = "decoder_layer" if x.shape[1] == 1 else "prompt_layer"
         if name not in self._fused_layers:
             self._fused_layers[name] = [fused_layer(layer, x, name) for layer in self.layers]
@@ -607,10 +593,7 @@ class OpsRunner:
         return executor.last(x, counts, before)
 
     def _reusable(self, prompt: Sequence[int]) -> int:
-        """Return the number of tokens of a prompt that need not be read again.
-
-        Ring caches overwrite older tokens, so they are reused as a whole or not at all.
-        """
+        """Return how many tokens of a prompt are reused; a ring cache is reused whole or not."""
         common = self.cached.common(prompt)
         while common and common + self._sizes.padded(len(prompt) - common) > self.slots:
             common -= 1  # padding needs slots, too

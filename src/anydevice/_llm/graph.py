@@ -32,8 +32,8 @@ from anydevice._formats.load import (
     stored_parts,
 )
 from anydevice._formats.quantized import dequantize
-from anydevice._libraries.onnxruntime.graph import OWN, Graph, Matrix
-from anydevice._libraries.onnxruntime.session import Session
+from anydevice._libraries.onnxruntime.graph import OWN, GraphMatrix, GraphWriter
+from anydevice._libraries.onnxruntime.session import Session, trim_heap
 from anydevice._llm import decoder
 from anydevice._llm.description import Description, LayerDescription, Rope
 from anydevice._llm.generate import Executor, State, select_token
@@ -47,10 +47,12 @@ from anydevice.errors import UnsupportedError, VerificationError
 if TYPE_CHECKING:
     from anydevice._core.array import HostArray
 
-SECTION = 2**27
-"""Bytes of stored weights of a graph, beyond which the next layers are in another one."""
+SECTION = 2**25, 2**27
+"""Bytes of stored weights of a graph: at most 1/12 of all within these limits, or one layer."""
 SLACK = 128
 """Slots of a cache beyond its window: onnxruntime moves keys only when they are full."""
+PIECE = 128
+"""Tokens of a prompt that graphs run on at a time: more are hardly faster, and take memory."""
 MOST_KEPT = 64
 """Rows up to which the arrays for logits are kept from one step to the next."""
 
@@ -77,11 +79,11 @@ class DecoderGraph:
     """Writes some layers of a decoder, or its head, into a graph."""
 
     def __init__(self, description: Description, weights: StoredWeights) -> None:
-        self.description, self.graph = description, Graph()
+        self.description, self.graph = description, GraphWriter()
         self.matrices, self.arrays = weights.matrices, weights.array
         self._ropes = ropes_of(description)
 
-    def layers(self, numbers: Sequence[int]) -> Graph:
+    def layers(self, numbers: Sequence[int]) -> GraphWriter:
         """Return the graph of layers: x, lengths, total and caches in; y, and the caches, out."""
         graph, hidden = self.graph, self.description.hidden
         x, added = graph.input("x", ["rows", "tokens", hidden]), None
@@ -93,7 +95,7 @@ class DecoderGraph:
         graph.output("y", ["rows", "tokens", hidden], x)
         return graph
 
-    def head(self) -> Graph:
+    def head(self) -> GraphWriter:
         """Return the graph from hidden states x (rows, hidden) to y, their logits."""
         graph, description = self.graph, self.description
         x = graph.input("x", ["rows", description.hidden])
@@ -154,7 +156,8 @@ class DecoderGraph:
             x = self.graph.node("Add", x, added)
             return self._normalize(x, path), x
         weight = self.graph.constant(self._norm_weight(path))
-        names = [f"{weight}_y", "", "", f"{weight}_sum"]
+        name = ".".join(map(str, path))
+        names = [f"{name}_y", "", "", f"{name}_sum"]
         outputs = self.graph.node(
             "SkipSimplifiedLayerNormalization", x, added, weight, domain=OWN, outputs=names,
             epsilon=self.description.eps,
@@ -268,18 +271,18 @@ class StoredWeights:
             )
         return np.asarray(array, np.float32)
 
-    def matrices(self, path: TreePath) -> list[Matrix]:
+    def matrices(self, path: TreePath) -> list[GraphMatrix]:
         """Return the parts of a matrix, to be read later."""
         return [self._matrix(path, part) for part in stored_parts(self.plan[path])]
 
-    def _matrix(self, path: TreePath, stored: Joined | Packed) -> Matrix:
+    def _matrix(self, path: TreePath, stored: Joined | Packed) -> GraphMatrix:
         rows, columns = stored.shape
         if isinstance(stored, Joined):
             read: Any = lambda write: write(slice(None), self._floats(path, stored))  # noqa: E731
-            return Matrix(rows, columns, None, read)
+            return GraphMatrix(rows, columns, None, read)
         whole = in_whole_bytes(stored)
         read = partial(whole.read_rows, self._files, advance=self._advance)
-        return Matrix(rows, columns, whole.row(self._files), read)
+        return GraphMatrix(rows, columns, whole.row(self._files), read)
 
     def rows(self, path: TreePath, numbers: HostArray) -> HostArray:
         """Return rows of a matrix in float32, which are read from their file."""
@@ -302,7 +305,7 @@ class StoredWeights:
 def in_whole_bytes(stored: Packed) -> Packed:
     """Return a weight that unpacks codes of 5 and 6 bits into bytes."""
     parts = [
-        replace(part, tensor=replace(part.tensor, whole=True))
+        replace(part, tensor=replace(part.tensor, bytewise=True))
         if isinstance(part.tensor, GgufTensor) else part
         for part in stored.parts
     ]  # fmt: skip
@@ -344,11 +347,12 @@ class GraphExecutor(Executor):
         self._tables = dict[tuple[Rope, bool], tuple[Any, ...]]()
         self._bound_heads = dict[int, Any]()
 
-        def session(graph: Graph) -> Session:
+        def session(graph: GraphWriter) -> Session:
             made = Session(graph, threads, alone=False)
             made.release(graph)
             return made
 
+        trim_heap()  # of what reading the header and the tokenizer took
         # The head is often the largest, so that it is in memory twice while nothing else is.
         self._head = session(DecoderGraph(description, weights).head())
         self.sections = [
@@ -362,9 +366,11 @@ class GraphExecutor(Executor):
         for path, stored in self._weights.plan.items():
             if path[0] == "layers":
                 sizes[int(path[1])] += sum(part.nbytes for part in stored_parts(stored))
+        least, most = SECTION
+        limit = min(max(least, sizes.total() // 12), most)
         starts, size, count = [0], 0, len(self.description.layers)
         for number in range(count):
-            if size and size + sizes[number] > SECTION:
+            if size and size + sizes[number] > limit:
                 starts.append(number)
                 size = 0
             size += sizes[number]
@@ -394,9 +400,10 @@ class GraphExecutor(Executor):
         if x.shape[1] == 1 and count.all() and not (self._by_length and len(x) > 1):
             return cache.run(slice(len(x)), x, ends, ends[0])
         for row in np.flatnonzero(count).tolist():
-            own, tokens = slice(row, row + 1), slice(count[row])
-            whole = ends[row] if length is None else length[row]
-            x[own, tokens] = cache.run(own, x[own, tokens], ends[own], whole)
+            own, whole = slice(row, row + 1), ends[row] if length is None else length[row]
+            for begin in range(0, count[row], PIECE):
+                tokens = slice(begin, min(count[row], begin + PIECE))
+                x[own, tokens] = cache.run(own, x[own, tokens], start[own] + tokens.stop, whole)
         return x
 
     def last(self, x: Any, count: Any, before: Any) -> Any:

@@ -17,7 +17,7 @@ from anydevice._core.locks import ExitLock
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.text import format_count, format_size
 from anydevice._formats.gguf import read_gguf, sampling_values
-from anydevice._formats.load import Packed, Stored, load_joined, stored_parts
+from anydevice._formats.load import Joined, Stored, load_joined
 from anydevice._llm.capture import check_kernels
 from anydevice._llm.decoder import Parameters
 from anydevice._llm.description import Description, describe
@@ -168,9 +168,6 @@ def load(
     plan = _plan(ModelFiles(path, config), target, options, limit, given=context is not None)
     dtype = plan.estimate.dtype
     stored = plan_parameters(file or path, description, dtype, kept)
-    executor: Executor | None = None
-    if target.backend == "cpu" and target.engine_is_free and activations is None:
-        executor = _session_executor(description, stored, target, plan, progress)
     if file is None:
         generation = read_values(path / GENERATION)
         known = {CONFIG: config.raw, GENERATION: generation}
@@ -179,6 +176,9 @@ def load(
     else:
         tokenizer = Tokenizer.from_gguf(file)
         defaults = _checked_sampling(sampling_values(file), path)
+    executor: Executor | None = None
+    if target.backend == "cpu" and target.engine_is_free and activations is None:
+        executor = _session_executor(description, stored, target, plan, progress)
     if executor is None:
         target = _with_fast_engine(target, plan.estimate.weights)
         if target.backend == "cuda":
@@ -226,8 +226,8 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         estimate = self.plan.estimate
-        kept = estimate.shape.quantization if estimate.shape else None
-        dtype = f"{kept} with {self.dtype}" if kept else self.dtype
+        scheme = estimate.shape.quantization if estimate.shape else None
+        dtype = f"{scheme} with {self.dtype}" if scheme else self.dtype
         model = f"{self.name}: {format_count(estimate.parameters)} parameters in {dtype}"
         where = f"on {self.device} ({self.executor})"
         return f"<{model}, {where}, context {self.context}, {format_size(estimate.total)}>"
@@ -571,7 +571,7 @@ def _session_executor(
     progress: bool | None,
 ) -> Executor | None:  # fmt: skip
     """Return an executor of onnxruntime for quantized weights, or None with the reason logged."""
-    if not any(isinstance(x, Packed) for value in stored.values() for x in stored_parts(value)):
+    if {*map(type, stored.values())} == {Joined}:
         return None
     try:
         from anydevice._llm.graph import graph_executor
@@ -597,10 +597,7 @@ def _with_fast_engine(device: Device, weights: int) -> Device:
 def _plan(
     files: ModelFiles, device: Device, own: Mapping[str, Any], context: int, given: bool
 ) -> Plan:
-    """Plan a model on a device, with a smaller context if the caller did not set one.
-
-    Raises `OutOfMemoryError` if it does not fit, and says which options would.
-    """
+    """Plan a model on a device, with a smaller context if the caller did not set one."""
     options = {**own, **loading_options(device.kind == "cpu", own["dtype"])}
     plan = plan_inference(files, device, context=context, **options)
     if plan.device == device or not plan.placements:  # no placements: its memory is unknown

@@ -58,7 +58,10 @@ from anydevice.errors import (
     UnsupportedError,
 )
 
-_DROPPED = ("general.file_type", "general.quantization_version", "general.alignment")
+_DROPPED = (
+    *("general.file_type", "general.quantization_version", "general.alignment"),
+    *("split.no", "split.count", "split.tensors.count"),
+)
 
 
 class QuantizedFile(Record):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from anydevice.errors import ConfigurationError
 
@@ -106,12 +106,7 @@ class _Stop:
         return matched + (self.text[matched] == character)
 
 
-class _TokenDecoder(Protocol):
-    def push(self, token: int) -> str: ...
-    def finish(self) -> str: ...
-
-
-def _token_decoder(tokenizer: Tokenizer, after: list[int]) -> _TokenDecoder:
+def _token_decoder(tokenizer: Tokenizer, after: list[int]) -> _Bytes | _Window | _Whole:
     kinds = tokenizer.decoder_kinds
     if kinds == ("ByteLevel",):
         return _Bytes(tokenizer, after)
@@ -139,11 +134,7 @@ class _Bytes:
 
 
 class _Window:
-    """Tokens whose text depends on their neighbours or on being the first.
-
-    `_context` has the last shown tokens that have a text, and `_shown` is their text: a decoder
-    strips their beginning, and not that of the new tokens in `_new`.
-    """
+    """Tokens whose text depends on neighbours: `_context` was shown as `_shown`, `_new` was not."""
 
     def __init__(self, tokenizer: Tokenizer, after: list[int]) -> None:
         self._tokenizer = tokenizer

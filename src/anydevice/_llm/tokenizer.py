@@ -497,7 +497,7 @@ def _growth(step: dict[str, Any]) -> int:
         return max(1, *(len(text.decode("utf-8", "replace")) for text in texts))
     if step.get("type") in ("ByteLevel", "BPEDecoder", "CTC"):
         return 2
-    return 1 + sum(len(step.get(key) or "") for key in _AFFIXES)
+    return 1 + sum(map(len, filter(None, map(step.get, _AFFIXES))))
 
 
 def _steps(component: Any) -> Steps:

@@ -1,4 +1,4 @@
-"""A decoder's parameters: from the files of a folder, or random, straight onto a device.
+"""A decoder's parameters: from the files of a folder straight onto a device.
 
 `parameters_of` lists the parameters of a description, with their shapes and their stored tensors.
 Files name tensors in more than one way; the first way whose tensors exist is used. Names and shapes
@@ -8,7 +8,7 @@ are checked before anything large is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby, pairwise
 from math import prod
@@ -17,14 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from anydevice import _ops as ops
 from anydevice._core import checks
-from anydevice._core.array import Array
-from anydevice._core.device import Device, not_driven
+from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES, DType, as_dtype
 from anydevice._core.files import expanded
 from anydevice._core.record import Record, replace
-from anydevice._core.text import shortened, warn
+from anydevice._core.text import format_size, shortened, warn
 from anydevice._formats.gguf import GgufFile, named_tensors, read_gguf
 from anydevice._formats.load import (
     Joined,
@@ -34,22 +32,18 @@ from anydevice._formats.load import (
     Segment,
     Stored,
     load_joined,
+    stored_parts,
 )
 from anydevice._formats.quantize import SCHEMES, fitting, quantizer_of
 from anydevice._formats.quantized_folder import QuantizedTensor, quantized_tensors
 from anydevice._formats.safetensors import StoredTensor, read_model
 from anydevice._llm.description import Description, LayerDescription, Routing
-from anydevice._machine.choose.scope import one_device
-from anydevice._machine.engines import registry
-from anydevice._nn.random_choice import folded_seed, mixed
-from anydevice._ops.dispatch import primitives
 from anydevice._plan.config import CONFIG_NAME, is_gguf_path, read_config
 from anydevice._plan.families import ARCHITECTURES
 from anydevice._plan.quantization import method_of, quantization_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
-_INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
-_BY_ROW, _BY_COLUMN = 0x243F6A89, 0x13198A2F  # odd numbers without a pattern
+_FLOAT32 = DTYPES["float32"]
 
 MOST_EXPERTS = 4096
 """Limit of experts in a layer, above any model's; each expert has its own name in files."""
@@ -100,20 +94,28 @@ class Weights(Record):
         shape = parameter.shape
         if not parameter.quantizable:
             return Joined(shape, dtype, tuple(parts))
-        groups = [(s, tuple(p)) for s, p in groupby(parts, lambda part: part.tensor.scheme)]
-        if not self.stored or (len(groups) > 1 and len(shape) > 2):
-            groups = [(None, tuple(parts))]
+        schemes = [part.tensor.scheme if self.stored else None for part in parts]
+        if len(set(schemes)) > 1:
+            if len(shape) == 2:
+                return self._plan_apart(parameter, parts, dtype)
+            schemes = [None]
+        quantizer = None
+        if schemes[0] is None and self.quantizer is not None:
+            quantizer = self.quantizer(parameter.path, shape)
+        if schemes[0] is None and quantizer is None:
+            return Joined(shape, dtype, tuple(parts))
+        return Packed(shape, tuple(parts), quantizer)
+
+    def _plan_apart(
+        self, parameter: Parameter, parts: Sequence[Segment], dtype: DType
+    ) -> tuple[Joined | Packed, ...]:
         planned: list[Joined | Packed] = []
-        for scheme, own in groups:
-            quantizer = None
-            if scheme is None and self.quantizer is not None:
-                quantizer = self.quantizer(parameter.path, shape)
-            rows = sum(part.size for part in own) // prod(shape[1:])
-            if scheme is None and quantizer is None:
-                planned.append(Joined((rows, *shape[1:]), dtype, own))
-            else:
-                planned.append(Packed((rows, *shape[1:]), own, quantizer))
-        return planned[0] if len(planned) == 1 else tuple(planned)
+        for _, group in groupby(parts, lambda part: part.tensor.scheme):
+            own = list(group)
+            rows = sum(part.size for part in own) // prod(parameter.shape[1:])
+            piece = replace(parameter, shape=(rows, *parameter.shape[1:]))
+            planned += stored_parts(self.plan(piece, own, dtype))
+        return tuple(planned)
 
 
 AS_STORED = Weights()
@@ -139,10 +141,11 @@ def weights_option(choice: str, description: Description) -> Weights:
         return fitting("Q6_K" if fine else choice.upper(), shape[-1]).lower()
 
     others: dict[tuple[int, str], TreePath] = {}
-    for each in parameters_of(description):
-        other = scheme(each.path, each.shape)
-        if each.quantizable and each.shape[0] > 1 and other not in (choice, "q6_k"):
-            others.setdefault((each.shape[-1], other or "left in floating point"), each.path)
+    for parameter in parameters_of(description):
+        path, shape = parameter.path, parameter.shape
+        other = scheme(path, shape)
+        if parameter.quantizable and shape[0] > 1 and other not in (choice, "q6_k"):
+            others.setdefault((shape[-1], other or "left in floating point"), path)
     if others:
         rows = [
             f"those of {size} numbers, such as {'.'.join(map(str, path))}, are {kind}"
@@ -166,11 +169,7 @@ def load_parameters(
     weights: Weights = AS_STORED,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """Load the parameters of a decoder onto a device, from a folder or a GGUF file.
-
-    Tensors are read one after another, each straight into its array; beside the parameters there is
-    at most one array in memory. Raises as `plan_parameters` does, before anything is read.
-    """
+    """Load the parameters of a decoder onto a device, from a folder or a GGUF file."""
     plan = plan_parameters(folder, description, dtype, weights)
     return tree_of(load_joined(plan, device, progress))
 
@@ -190,13 +189,19 @@ def plan_parameters(
     the wrong shape, `UnsupportedError` for weights of 8 bits or less.
     """
     if isinstance(folder, GgufFile):
+        if weights.stored:
+            _warn_of_unpacked(folder)
         stored, source = _gguf_tensors(folder, description), folder.path
         return plan_stored(stored, description, dtype, source=source, weights=weights)
     path = expanded(folder)
     if is_gguf_path(path):
         return plan_parameters(read_gguf(path), description, dtype, weights)
     stored = _folder_tensors(path, description)
-    _check_scales(stored.values(), widen=not weights.stored)
+    widen = not weights.stored
+    with OpenFiles() as files:
+        for part in stored.values():
+            if isinstance(part.tensor, QuantizedTensor):
+                part.tensor.check(files.of(part.tensor), widen=widen)
     return plan_stored(stored, description, dtype, source=path, weights=weights)
 
 
@@ -213,25 +218,27 @@ def _folder_tensors(path: Path, description: Description) -> dict[str, Segment]:
     return _by_usual_names(stored, description.tensor_names)
 
 
-def _check_scales(stored: Iterable[Segment], *, widen: bool) -> None:
-    """Raise for scales that are not finite or not supported, before anything large is read."""
-    with OpenFiles() as files:
-        for part in stored:
-            if isinstance(part.tensor, QuantizedTensor):
-                part.tensor.check(files.of(part.tensor), widen=widen)
-
-
 def decoder_tensors(path: Path, description: Description) -> dict[str, Segment]:
-    """Return the tensors of a folder that a decoder consists of, by the names of Llama's files.
-
-    Raises as `load_parameters` does.
-    """
+    """Return the tensors of a folder that a decoder consists of, by the names of Llama's files."""
     stored = _folder_tensors(path, description)
-    parts = [_parts(each, stored, "", path) for each in parameters_of(description)]
+    parts = [_parts(parameter, stored, "", path) for parameter in parameters_of(description)]
     used = {part.tensor.name for several in parts for part in several}
     left = {name for name, part in stored.items() if part.tensor.name not in used}
     _refuse_left_over(left, stored, description)
     return {name: part for name, part in stored.items() if name not in left}
+
+
+def _warn_of_unpacked(file: GgufFile) -> None:
+    """Say which tensors take more memory than in the file, and how much."""
+    others = [x for x in file.tensors.values() if x.scheme is None and x.packing.elements > 1]
+    if others:
+        kinds = ", ".join(sorted({tensor.packing.name for tensor in others}))
+        sizes = sum(tensor.nbytes for tensor in others), sum(prod(x.shape) for x in others)
+        warn(
+            f"{file.path}: weights in {kinds} are unpacked into 16 or 32 bits, slowly, by the "
+            f"package gguf: {format_size(sizes[0])} of the file take {format_size(2 * sizes[1])} "
+            f"or {format_size(4 * sizes[1])}; files in Q4_K_M, Q8_0 and most others stay as stored"
+        )
 
 
 def _gguf_tensors(file: GgufFile, description: Description) -> dict[str, Segment]:
@@ -292,11 +299,7 @@ def plan_stored(
 
 
 def tree_of(arrays: Mapping[TreePath, Any]) -> dict[str, Any]:
-    """Return the tree of parameters from its arrays.
-
-    >>> tree_of({("layers", 0, "output", "weight"): 1, ("embedding",): 2})
-    {'layers': [{'output': {'weight': 1}}], 'embedding': 2}
-    """
+    """Return the tree of parameters from its arrays."""
     tree: dict[str, Any] = {}
     for path, array in arrays.items():
         node: Any = tree
@@ -310,65 +313,6 @@ def tree_of(arrays: Mapping[TreePath, Any]) -> dict[str, Any]:
                 node = node.setdefault(key, empty)
         node[path[-1]] = array
     return tree
-
-
-def random_parameters(
-    description: Description, seed: int = 0, device: Device | None = None, dtype: object = "float32"
-) -> dict[str, Any]:
-    """Create random parameters on a device; the same seed gives the same numbers everywhere.
-
-    Matrices are uniform and keep the variance of their inputs, norms are near 1, and biases near 0.
-    Beside the parameters there are a few copies of one array in memory.
-    """
-    target = one_device(device)
-    if target.engine is None:
-        raise not_driven(target)
-    engine, wanted = registry.load(target.engine), as_dtype(dtype)
-    like = engine.place(np.zeros((1, 1), "float32"), target)
-    arrays: dict[TreePath, Any] = {}
-    for number, parameter in enumerate(parameters_of(description)):
-        kind = _FLOAT32 if parameter.wide else wanted
-        array = _random(parameter, description, folded_seed(seed), number, kind, like)
-        engine.finish(array)
-        arrays[parameter.path] = array
-    return tree_of(arrays)
-
-
-def _random(
-    parameter: Parameter,
-    description: Description,
-    seed: int,
-    number: int,
-    dtype: DType,
-    like: Array,
-) -> Array:
-    xp, shape = primitives(like), parameter.shape
-    columns = shape[-1] if len(shape) > 1 else 1
-    rows = prod(shape) // columns
-
-    def hash_axis(size: int, shape: tuple[int, int], factor: int) -> Array:
-        positions = ops.reshape(xp.arange(size, _INT32, like), shape)
-        key = folded_seed(seed * 1_000_003 + number)
-        return mixed(ops.add(ops.multiply(positions, factor), key))
-
-    down = hash_axis(rows, (rows, 1), _BY_ROW)
-    numbers = mixed(ops.add(down, hash_axis(columns, (1, columns), _BY_COLUMN)))
-    values = ops.multiply(ops.astype(numbers, "float32"), 2.0**-31)  # from -1 to 1
-    middle, width = _distribution(parameter, description)
-    values = ops.add(ops.multiply(values, width), middle)
-    return ops.reshape(ops.astype(values, dtype), shape)
-
-
-def _distribution(parameter: Parameter, description: Description) -> tuple[float, float]:
-    """Return the center and the half width of the uniform distribution of a parameter."""
-    path, unit = parameter.path, 3**0.5  # half width of a uniform distribution of variance 1
-    if path == ("embedding",):
-        return 0.0, unit
-    if path[-1] == "weight" and "norm" in str(path[-2]):
-        return (0.0 if description.norm == "rms1" else 1.0), 0.1 * unit
-    if len(parameter.shape) == 1 or str(path[-1]).endswith("bias"):
-        return 0.0, 0.1 * unit
-    return 0.0, unit * parameter.shape[-1] ** -0.5
 
 
 # --- a decoder's parameters and their names in files -----------------------------------------
@@ -584,11 +528,7 @@ def _stored_alone(path: TreePath, name: str, shape: Shape, wide: bool = False) -
 def _parts(
     parameter: Parameter, stored: Mapping[str, Segment], prefix: str, source: Path
 ) -> tuple[Segment, ...]:
-    """Return the stored tensors of a parameter, in order, by the first way that the files have.
-
-    Raises `TransferError` for a missing tensor or a wrong shape, `UnsupportedError` for quantized
-    weights.
-    """
+    """Return the stored tensors of a parameter, in order, by the first way that the files have."""
     way = parameter.ways[0]
     for other in parameter.ways:
         if prefix + other.tensors[0][0] in stored:
@@ -677,10 +617,7 @@ _PREFIXES = ("model.", "language_model.model.", "model.language_model.", "langua
 def _by_usual_names(
     stored: Mapping[str, Segment], tensor_names: Sequence[tuple[str, str]]
 ) -> dict[str, Segment]:
-    """Return the tensors by their names in a text-only model.
-
-    A multimodal model has its decoder below `language_model`; one without its head has no prefix.
-    """
+    """Return the tensors by their names in a text-only model that has its head."""
     for theirs, ours in tensor_names:
         stored = {name.replace(theirs, ours): part for name, part in stored.items()}
     prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in stored), "model.")

@@ -22,11 +22,7 @@ Fan = Annotated[
 
 
 class Initializer(Settings):
-    """Draws the initial values of a parameter, as float32 on the generator's device.
-
-    `inputs` and `outputs` are fan-in and fan-out. Your own initializer defines `__call__`;
-    `settings_fit` can check its fields.
-    """
+    """Draws the initial values of a parameter by fan-in and fan-out, in `__call__`."""
 
     def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
         """Return an array of this shape."""
@@ -36,7 +32,6 @@ class Initializer(Settings):
 class Constant(Initializer):
     """The same number everywhere.
 
-    >>> import anydevice
     >>> Constant(2.0)(anydevice.rng(0, "cpu"), (2,), 1, 1).tolist()
     [2.0, 2.0]
     """

@@ -48,10 +48,7 @@ class _InferredSize:
 
 
 class Check(Record):
-    """The check of a field of `Settings`, as in `Annotated[int, Check("even", is_even)]`.
-
-    `wanted` completes the error "… must be"; `fits` may also raise an error of its own.
-    """
+    """The check of a field of `Settings`, as in `Annotated[int, Check("even", is_even)]`."""
 
     wanted: str
     fits: Callable[[Any], bool]
@@ -178,7 +175,6 @@ class Layer(Settings):
     Your own layer defines `apply`, `output` if the shape changes, and `initial` if it has
     parameters; `settings_fit` can check its fields.
 
-    >>> from anydevice import ops
     >>> class Doubled(Layer):
     ...     def apply(self, parameters, x, run):
     ...         return ops.multiply(x, 2.0)
@@ -238,7 +234,6 @@ class Layer(Settings):
 
         Layers in its fields get the same shape. Raises `ConfigurationError` for a misfit.
 
-        >>> from anydevice import nn
         >>> nn.Chain(nn.Flatten(), nn.Dense(None, 10)).resolved((3, 4)).layers[1].inputs
         12
         """
@@ -312,15 +307,7 @@ class Wrapper(Layer):
 
 
 def state_places(layer: Layer, path: str = "") -> list[tuple[str, str]]:
-    """Return the path and name of every parameter in a layer and its parts that is state.
-
-    The steps of a path lead through the parameters: `"[2]"` to an element of a list, `".mlp"` to
-    one of a dict.
-
-    >>> from anydevice import nn
-    >>> state_places(nn.Chain(nn.Dense(4, 8), nn.BatchNorm(8)))
-    [('[1]', 'mean'), ('[1]', 'variance')]
-    """
+    """Return the path and name of every parameter in a layer and its parts that is state."""
     own = [(path, name) for name in layer.state_names]
     return own + [place for step, part in layer.parts for place in state_places(part, path + step)]
 

@@ -513,7 +513,6 @@ class Dropout(Layer):
     The mask depends on the seed and step of the run and on the layer's path: it is the same on
     every engine, and when activations are recomputed.
 
-    >>> import numpy
     >>> x = numpy.ones((2, 4), numpy.float32)
     >>> Dropout(0.5).apply({}, x, Run(training=True, seed=1, step=1)).tolist()
     [[0.0, 0.0, 0.0, 2.0], [2.0, 0.0, 2.0, 0.0]]
@@ -540,7 +539,6 @@ class TiedEmbedding(Layer):
     `inside` is the model in between; its output has `size` features. Its parameters are `weight`
     (rows, size) and `inside`.
 
-    >>> from anydevice import nn
     >>> blocks = nn.Chain(nn.TransformerBlock(64, 4, causal=True, rope=True), nn.RMSNorm(64))
     >>> nn.Model(TiedEmbedding(1000, 64, blocks), (20,), device="cpu").output_shape
     (20, 1000)

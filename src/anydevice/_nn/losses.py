@@ -43,7 +43,6 @@ class LayerLoss(Record):
 def cross_entropy(output: Array, target: Array) -> Array:
     """Compute the mean of -log(softmax(output)[target]); output (…, classes), integer target.
 
-    >>> import numpy
     >>> cross_entropy(numpy.zeros((3, 2)), numpy.array([0, 1, 1])).round(4).tolist()
     0.6931
     """
@@ -56,7 +55,6 @@ def mean_squared_error(output: Array, target: Array) -> Array:
     A 16-bit output is compared in float32; its target may be float32 or 16-bit. Raises
     `ConfigurationError` if the shapes differ.
 
-    >>> import numpy
     >>> mean_squared_error(numpy.array([1.0, 2.0]), numpy.array([1.0, 4.0])).tolist()
     2.0
     """
@@ -75,7 +73,6 @@ def binary_cross_entropy(output: Array, target: Array) -> Array:
     Both have the same shape. The output is logits, without a sigmoid; the target is booleans,
     integers or numbers from 0 to 1. Raises `ConfigurationError` if the shapes differ.
 
-    >>> import numpy
     >>> binary_cross_entropy(numpy.array([0.0, 100.0]), numpy.array([1, 1])).round(4).tolist()
     0.3466
     """
@@ -113,11 +110,7 @@ def computes_in_float32(loss: Loss) -> bool:
 
 
 def loss_of(spec: Loss | str) -> Loss:
-    """Return the loss function, by name or as it is.
-
-    >>> loss_of("cross_entropy").__name__
-    'cross_entropy'
-    """
+    """Return the loss function, by name or as it is."""
     if isinstance(spec, type):
         raise ConfigurationError(
             f"loss is the class {spec.__name__}; give an instance, {spec.__name__}()", source="loss"
@@ -153,7 +146,6 @@ def fuse_loss(layer: Layer, loss: Loss) -> tuple[Layer, bool]:
     That is a softmax for `cross_entropy` and a sigmoid for `binary_cross_entropy`, also before a
     dropout. The returned layer takes the same parameters: "identity" stands in for the activation.
 
-    >>> from anydevice import nn
     >>> layer, changed = fuse_loss(nn.Chain(nn.Dense(4, 2), "softmax"), nn.cross_entropy)
     >>> layer.layers[1], changed
     (Activation(name='identity'), True)
@@ -168,7 +160,6 @@ def fuse_loss(layer: Layer, loss: Loss) -> tuple[Layer, bool]:
 def threshold_of(layer: Layer) -> float:
     """Return the output above which a layer says yes: 0.5 after a sigmoid, 0 for logits.
 
-    >>> from anydevice import nn
     >>> threshold_of(nn.Chain(nn.Dense(4, 1), "sigmoid")), threshold_of(nn.Dense(4, 1))
     (0.5, 0.0)
     """
@@ -176,16 +167,7 @@ def threshold_of(layer: Layer) -> float:
 
 
 def remark_on(layer: Layer, loss: Loss) -> str | None:
-    """Return a warning about the last activation of a model and a loss, or `None`.
-
-    It names an activation that `fuse_loss` leaves out, or that may be applied twice: by the model,
-    and by a loss of the user's.
-
-    >>> from anydevice import nn
-    >>> print(remark_on(nn.Chain(nn.Dense(4, 2), "sigmoid"), nn.cross_entropy))
-    the model ends with sigmoid, and cross_entropy applies a softmax of its own to that; leave \
-sigmoid out of the model
-    """
+    """Return a warning about a last activation that the loss repeats or leaves out, or `None`."""
     done, name = fused_activation(loss), _name_of(loss)
     if done is not None and _without(layer, done) is not None:
         return (

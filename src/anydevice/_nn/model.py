@@ -50,8 +50,6 @@ class Model:
     parameters depend on the seed alone: they are the same on every engine and device. Without a
     `device`, they are on `anydevice.device()`.
 
-    >>> import anydevice, numpy
-    >>> from anydevice import nn
     >>> cpu = anydevice.device("cpu", engine="numpy")
     >>> layer = nn.Chain(nn.Dense(64, 128), "relu", nn.Dense(128, 10))
     >>> model = nn.Model(layer, seed=0, device=cpu)
@@ -97,7 +95,6 @@ class Model:
         get their dtype. A model is never moved by itself: in a `use_device` block of another device
         it is refused.
 
-        >>> from anydevice import nn
         >>> nn.build(nn.Dense(2, 3), device="cpu")([[1.0, 2.0]]).shape
         (1, 3)
 
@@ -145,7 +142,6 @@ class Model:
         `anydevice.compile` takes them, which cannot be saved. They stay when the model is moved or
         trained; whether they hold for the new parameters is for `compile(properties=…)` to say.
 
-        >>> from anydevice import nn, proofs
         >>> model = nn.build(nn.Dense(2, 1), "sigmoid", device="cpu")
         >>> share = proofs.claim(proofs.within(0, 1), over=proofs.box(-1.0, 1.0))
         >>> model.with_properties(share).properties == (share,)
@@ -168,7 +164,6 @@ class Model:
         model is moved, saved or trained, until `unfreeze`. A layer whose state is frozen, such as a
         `BatchNorm`, behaves in training as in inference.
 
-        >>> from anydevice import nn
         >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu")
         >>> sorted(model.freeze("[0]", "*.bias").frozen)
         ['[0].bias', '[0].weight', '[2].bias']
@@ -248,7 +243,6 @@ def build(
 ) -> Model:
     """Build a model of these layers in sequence; see `Model`.
 
-    >>> from anydevice import nn
     >>> nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu").output_shape
     (2,)
     """
@@ -259,14 +253,7 @@ def build(
 def built_for(
     layer: Layer | str, x: Any, seed: int = 0, device: Device | str | None = None
 ) -> Model:
-    """Return the model of a layer whose examples are those of a batch.
-
-    >>> from anydevice import nn
-    >>> built_for(nn.Chain(nn.Dense(None, 8), "relu"), [[1.0, 2.0, 3.0]], device="cpu").input_shape
-    (3,)
-
-    Raises `ConfigurationError` if the batch is no array of examples.
-    """
+    """Return the model of a layer whose examples are those of a batch, which must be an array."""
     layer, table = as_layer(layer), without_tables(x)
     try:
         shape = tuple(table.shape if hasattr(table, "shape") else np.asarray(table).shape)
@@ -306,7 +293,6 @@ def check_batch(model: Model, shape: Shape) -> None:
     It takes a batch of examples. One example without a batch is taken if the model works on the
     last axes alone, so that it means the same with axes before it and without.
 
-    >>> from anydevice import nn
     >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu")
     >>> check_batch(model, (3, 4)), check_batch(model, (4,))
     (None, None)
@@ -339,18 +325,7 @@ def _takes_more_axes(layer: Layer, shape: Shape) -> bool:
 
 
 def trained_leaves(model: Model) -> list[bool]:
-    """Return for each leaf of the parameters whether training moves it by gradients.
-
-    It does not move frozen parameters, nor state, which a layer updates itself.
-
-    >>> from anydevice import nn
-    >>> layers = nn.Dense(4, 8), nn.BatchNorm(8), nn.Dense(8, 2)
-    >>> model = nn.build(*layers, device="cpu").freeze("[0]")
-    >>> dict(zip(leaf_names(model.parameters[1]), trained_leaves(model)[2:6]))
-    {'.bias': True, '.mean': False, '.variance': False, '.weight': True}
-    >>> trained_leaves(model)[:2], trained_leaves(model)[6:]
-    ([False, False], [True, True])
-    """
+    """Return for each leaf whether gradients move it: neither frozen parameters, nor state."""
     untrained = model.frozen.union(state_paths(model.layer))
     return [name not in untrained for name in leaf_names(model.parameters)]
 
@@ -433,13 +408,7 @@ _refuse_other_block._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def as_batch(x: Any, layer: Layer, input_shape: Shape, parameters: Parameters) -> Array:
-    """Place a batch as an array of the parameters' library on their device.
-
-    NumPy arrays, tables of pandas and polars, and nested lists of numbers are placed there, and
-    floating numbers get their dtype. Anything but an array stays, and is refused by the layer.
-    Raises `ConfigurationError` for a single number, for lists that do not form an array, for a
-    table with anything but numbers, and for an array of another library.
-    """
+    """Place a batch as an array of the parameters' library on their device."""
     given, x = x, without_tables(x)
     if isinstance(x, list | tuple) and _is_of_numbers(x):
         x = _array_of(x, layer.takes_ids_below is not None, input_shape)

@@ -223,7 +223,6 @@ def _group_by_options(
 class SGD(BuiltIn):
     """Stochastic gradient descent, with momentum if it is not 0.
 
-    >>> import numpy
     >>> sgd, parameters = SGD(0.25), {"x": numpy.array([1.0])}
     >>> sgd.update(parameters, {"x": numpy.array([2.0])}, sgd.init(parameters), 1)[0]
     {'x': array([0.5])}
@@ -435,7 +434,6 @@ def global_norm(gradients: Tree) -> Array:
 
     It is float64 if all gradients are. Raises `ConfigurationError` if there are none.
 
-    >>> import numpy
     >>> global_norm({"a": numpy.array([3.0]), "b": [numpy.array([[4.0]])]}).tolist()
     5.0
     """
@@ -448,7 +446,6 @@ def clip_gradients(gradients: Tree, limit: float) -> tuple[Tree, Array]:
     Smaller gradients are unchanged, bit for bit. If one is NaN, all become NaN, and so does the
     norm. Raises `ConfigurationError` for a limit that is not above 0.
 
-    >>> import numpy
     >>> clip_gradients({"a": numpy.array([3.0, 4.0])}, limit=1.0)[0]["a"].round(3).tolist()
     [0.6, 0.8]
     """

@@ -34,11 +34,7 @@ def folded_seed(seed: int) -> int:
 
 
 def random_mask(run: Run, rate: float, like: Array) -> Array:
-    """Return booleans with the shape and device of `like`, true with the probability `rate`.
-
-    They depend on the seed, the step and the path of `run`, and on the position in the array; with
-    `run.rows`, on the position in the array of the whole batch.
-    """
+    """Return booleans with the shape and device of `like`, true with the probability `rate`."""
     shape = tuple(like.shape)
     first, whole = _within(run, shape)
     rows, columns = _balance_axes(whole)
@@ -57,10 +53,7 @@ def random_mask(run: Run, rate: float, like: Array) -> Array:
 
 
 def _within(run: Run, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """Return the index of the first element in the whole batch's array, and that array's shape.
-
-    An array may have several rows for each row of the batch, such as one for each token.
-    """
+    """Return the first element's index in the whole batch's array, and that array's shape."""
     if run.rows is None or not shape:
         return 0, shape
     first, count, every = run.rows

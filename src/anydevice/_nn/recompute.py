@@ -23,10 +23,7 @@ Step = tuple[str, Layer, Parameters]
 
 
 class Recomputed(Wrapper):
-    """A layer whose activations are recomputed in the backward pass; a chain, segment by segment.
-
-    Its results are those of the layer inside. On an engine without gradients it is that layer.
-    """
+    """A layer whose activations are recomputed in the backward pass, segment by segment."""
 
     @property
     def label(self) -> str:
@@ -69,7 +66,6 @@ def recompute(model: Model | Layer) -> Model | Layer:
     without blocks is cut into segments of several layers, and each segment keeps only its input:
     n layers keep about 2√n activations at once.
 
-    >>> from anydevice import nn
     >>> block = nn.TransformerBlock(8, 2)
     >>> recompute(nn.Chain(nn.Dense(4, 8), block)).layers[1] == Recomputed(block)
     True

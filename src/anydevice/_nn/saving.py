@@ -1,7 +1,4 @@
-"""`nn.save` and `nn.load`: a safetensors file with the parameters, and the layers as JSON.
-
-Layers and other records are stored as the names of their classes and their fields, without code.
-"""
+"""`nn.save` and `nn.load`: a safetensors file with the parameters, and the layers as JSON."""
 
 from __future__ import annotations
 
@@ -64,7 +61,6 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     one is complete.
 
     >>> import tempfile
-    >>> from anydevice import nn
     >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu")
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(model, f"{folder}/small.safetensors")
@@ -171,7 +167,6 @@ def register_layer(kind: Kind) -> Kind:
 
     Files name the class; register it in the program that saves and in those that load.
 
-    >>> from anydevice import nn
     >>> @register_layer
     ... class Tripled(nn.Layer):
     ...     def apply(self, parameters, x, run):
@@ -198,15 +193,7 @@ def register_layer(kind: Kind) -> Kind:
 
 
 def to_json(value: Any, where: str = "the model") -> Any:
-    """Return a record of settings as JSON: its class by name, and its fields.
-
-    Raises `ConfigurationError` for a value that JSON cannot hold, or a class that is not
-    registered.
-
-    >>> from anydevice import nn
-    >>> to_json(nn.Dropout(0.5))
-    {'kind': 'Dropout', 'fields': {'rate': 0.5}}
-    """
+    """Return a record of settings as JSON: its class by name, and its fields."""
     if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, list | tuple):
@@ -230,10 +217,7 @@ def to_json(value: Any, where: str = "the model") -> Any:
 
 
 def from_json(described: Any) -> Any:
-    """Return the value that `to_json` converted.
-
-    Raises `ConfigurationError` for an unknown class.
-    """
+    """Return the value that `to_json` converted; raise for an unknown class."""
     if described is None or isinstance(described, _PLAIN):
         return described
     if "kind" in described:

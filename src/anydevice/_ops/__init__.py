@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 from anydevice._core.text import warn
 from anydevice._ops.elementwise import *
 from anydevice._ops.manipulation import *
-from anydevice._ops.mixture import *
-from anydevice._ops.multihead import *
 from anydevice._ops.products import *
-from anydevice._ops.quantized import *
 from anydevice._ops.reduce import *
 from anydevice._ops.training import *
+from anydevice._ops.transformer import *
 
 # Element by element
 __all__ = ["abs", "add", "clip", "cos", "divide", "equal", "erf", "exp", "floor", "gelu", "greater"]

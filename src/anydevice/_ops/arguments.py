@@ -1,8 +1,4 @@
-"""Checks of the arguments of ops, and their error messages.
-
-A NumPy scalar is taken for a Python number. 16-bit floating-point numbers are computed with as
-`float32` and rounded once, at the end.
-"""
+"""Checks of the arguments of ops, and their error messages."""
 
 from __future__ import annotations
 
@@ -48,7 +44,6 @@ def wrong(op: str, what: str) -> ConfigurationError:
 def wrong_shapes(op: str, rule: str, advice: str = "", /, **arrays: Array) -> ConfigurationError:
     """Return the error for shapes that do not fit, with the rule, the shapes and advice.
 
-    >>> import numpy
     >>> str(wrong_shapes("matmul", "b must have two axes", b=numpy.ones(3)))
     'matmul: b must have two axes, but b is (3,)'
     """
@@ -59,7 +54,6 @@ def wrong_shapes(op: str, rule: str, advice: str = "", /, **arrays: Array) -> Co
 def different_shapes(op: str, **two: Array) -> ConfigurationError:
     """Return the error for two arrays that must have the shape of the first.
 
-    >>> import numpy
     >>> str(different_shapes("add", x=numpy.ones((2, 1)), y=numpy.ones(2)))
     'add: x and y must have the same shape, but x is (2, 1), y is (2,); use y.reshape(2, 1)'
     """
@@ -85,7 +79,6 @@ def different_dtypes(op: str, **arrays: Array) -> ConfigurationError:
 def in_words(value: Any) -> str:
     """Return a value as an error shows it: a number or text itself, the type of anything else.
 
-    >>> import numpy
     >>> in_words(0.5), in_words(numpy.ones(3))
     ('0.5', 'a numpy.ndarray')
     """
@@ -101,7 +94,6 @@ def in_words(value: Any) -> str:
 def python_number(x: Any) -> Any:
     """Return a NumPy scalar as a Python number, which has no dtype; anything else as it is.
 
-    >>> import numpy
     >>> python_number(1 / numpy.sqrt(64)), python_number(numpy.int8(3)), python_number("text")
     (0.125, 3, 'text')
     """
@@ -128,11 +120,7 @@ _scalar_kind._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_finite(number: Any) -> bool:
-    """Whether it is a finite Python number; booleans and arrays are not.
-
-    >>> is_finite(0.5), is_finite(float("nan")), is_finite(True), is_finite("1")
-    (True, False, False, False)
-    """
+    """Whether it is a finite Python number; booleans and arrays are not."""
     return type(number) in (int, float) and -math.inf < number < math.inf
 
 
@@ -168,11 +156,7 @@ def finite_numbers(
 
 
 def number_or_array(op: str, name: str, value: Any, kinds: tuple[str, ...]) -> Any:
-    """Return a Python number, or an array without axes whose dtype is of one of the kinds.
-
-    A number may be infinite or NaN: a check would make compiled code depend on its value, and be
-    compiled again for each one.
-    """
+    """Return a number, perhaps NaN, or an array without axes whose dtype is of one of the kinds."""
     number = python_number(value)
     if type(number) in (int, float):
         return number
@@ -313,12 +297,7 @@ _TAKES = {"divide": float_primitives, "subtract": number_primitives, "power": nu
 
 
 def operands(op: str, a: Any, b: Any) -> Operands:
-    """Return two arrays that go together, or an array and a number, with the primitives for them.
-
-    Numbers come back as Python's, which take over the dtype of the array. Raises
-    `ConfigurationError` if the libraries or dtypes differ, where the shapes do not broadcast,
-    and where the dtype cannot hold the number.
-    """
+    """Return two arrays that go together, or an array and a number, with their primitives."""
     kind = type(b)
     if kind is type(a):
         xp = known(a) if op not in _TAKES else known_float(a)

@@ -47,7 +47,6 @@ from anydevice._ops.dispatch import (
 def add(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return `a + b`, of the broadcast shape and their dtype.
 
-    >>> import numpy
     >>> add(numpy.ones((2, 1)), numpy.arange(3.0)).tolist()
     [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
     """
@@ -59,7 +58,6 @@ def add(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
 def subtract(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return `a - b`, of the broadcast shape and their dtype.
 
-    >>> import numpy
     >>> subtract(numpy.arange(3), 1).tolist(), subtract(1, numpy.arange(3)).tolist()
     ([-1, 0, 1], [1, 0, -1])
     """
@@ -71,7 +69,6 @@ def subtract(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
 def multiply(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return `a × b` element by element, of the broadcast shape and their dtype.
 
-    >>> import numpy
     >>> multiply(numpy.arange(3), numpy.arange(3)).tolist()
     [0, 1, 4]
     """
@@ -85,7 +82,6 @@ def divide(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
 
     Dividing by zero gives an infinity, and 0 / 0 NaN.
 
-    >>> import numpy
     >>> divide(numpy.array([1.0, -1.0, 0.0]), 0).tolist()
     [inf, -inf, nan]
     """
@@ -100,7 +96,6 @@ def power(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     Integers have no negative powers: a negative number b raises an error with them, and in an array
     the result depends on the library.
 
-    >>> import numpy
     >>> power(numpy.array([1.0, 2.0, 3.0]), 2).tolist()
     [1.0, 4.0, 9.0]
     """
@@ -115,7 +110,6 @@ def power(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
 def maximum(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return the larger of a and b, of the broadcast shape; NaN propagates.
 
-    >>> import numpy
     >>> maximum(numpy.array([-1.0, 2.0, numpy.nan]), 0).tolist()
     [0.0, 2.0, nan]
     """
@@ -127,7 +121,6 @@ def maximum(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
 def minimum(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return the smaller of a and b, of the broadcast shape; NaN propagates.
 
-    >>> import numpy
     >>> minimum(numpy.array([-1.0, 2.0, numpy.nan]), 0).tolist()
     [-1.0, 0.0, nan]
     """
@@ -139,7 +132,6 @@ def minimum(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
 def equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return whether a equals b: booleans of the broadcast shape.
 
-    >>> import numpy
     >>> equal(numpy.arange(3), 1).tolist()
     [False, True, False]
     """
@@ -151,7 +143,6 @@ def equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
 def not_equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return whether a differs from b: booleans of the broadcast shape; NaN equals nothing.
 
-    >>> import numpy
     >>> not_equal(numpy.arange(3), 1).tolist()
     [True, False, True]
     """
@@ -163,7 +154,6 @@ def not_equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
 def greater(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return whether a is larger than b: booleans of the broadcast shape.
 
-    >>> import numpy
     >>> greater(numpy.arange(3), 1).tolist()
     [False, False, True]
     """
@@ -175,7 +165,6 @@ def greater(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
 def greater_equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return whether a is larger than b or equals it: booleans of the broadcast shape.
 
-    >>> import numpy
     >>> greater_equal(numpy.arange(3), 1).tolist()
     [False, True, True]
     """
@@ -187,7 +176,6 @@ def greater_equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
 def less(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return whether a is smaller than b: booleans of the broadcast shape.
 
-    >>> import numpy
     >>> less(numpy.arange(3), 1).tolist()
     [True, False, False]
     """
@@ -199,7 +187,6 @@ def less(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
 def less_equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return whether a is smaller than b or equals it: booleans of the broadcast shape.
 
-    >>> import numpy
     >>> less_equal(numpy.arange(3), 1).tolist()
     [True, True, False]
     """
@@ -211,7 +198,6 @@ def less_equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
 def logical_and(a: ArrayT, b: ArrayT) -> ArrayT:
     """Return whether both booleans are true, of the broadcast shape.
 
-    >>> import numpy
     >>> logical_and(numpy.array([True, False]), numpy.array([True, True])).tolist()
     [True, False]
     """
@@ -223,7 +209,6 @@ def logical_and(a: ArrayT, b: ArrayT) -> ArrayT:
 def logical_or(a: ArrayT, b: ArrayT) -> ArrayT:
     """Return whether at least one of two booleans is true, of the broadcast shape.
 
-    >>> import numpy
     >>> logical_or(numpy.array([True, False]), numpy.array([False, False])).tolist()
     [True, False]
     """
@@ -237,7 +222,6 @@ def where(condition: ArrayT, a: ArrayT | float, b: ArrayT | float) -> ArrayT:
 
     One of a and b may be a number, which takes the dtype of the other.
 
-    >>> import numpy
     >>> where(numpy.array([True, False]), numpy.array([1.0, 2.0]), 0).tolist()
     [1.0, 0.0]
     """
@@ -257,7 +241,6 @@ def where(condition: ArrayT, a: ArrayT | float, b: ArrayT | float) -> ArrayT:
 def negative(x: ArrayT) -> ArrayT:
     """Return `-x`, of the same shape and dtype.
 
-    >>> import numpy
     >>> negative(numpy.array([1, -2])).tolist()
     [-1, 2]
     """
@@ -268,7 +251,6 @@ def negative(x: ArrayT) -> ArrayT:
 def abs(x: ArrayT) -> ArrayT:  # noqa: A001  the name that every array library has for it
     """Return the magnitude of x, of the same shape and dtype.
 
-    >>> import numpy
     >>> abs(numpy.array([1, -2])).tolist()
     [1, 2]
     """
@@ -279,7 +261,6 @@ def abs(x: ArrayT) -> ArrayT:  # noqa: A001  the name that every array library h
 def sign(x: ArrayT) -> ArrayT:
     """Return -1, 0 or 1, of the same shape and dtype.
 
-    >>> import numpy
     >>> sign(numpy.array([-3.0, 0.0, 0.5])).tolist()
     [-1.0, 0.0, 1.0]
     """
@@ -290,7 +271,6 @@ def sign(x: ArrayT) -> ArrayT:
 def floor(x: ArrayT) -> ArrayT:
     """Return the largest integer that is not above x, of the same shape and dtype.
 
-    >>> import numpy
     >>> floor(numpy.array([-0.5, 1.5])).tolist()
     [-1.0, 1.0]
     """
@@ -301,7 +281,6 @@ def floor(x: ArrayT) -> ArrayT:
 def round(x: ArrayT) -> ArrayT:  # noqa: A001  the name that every array library has for it
     """Return the nearest integer, of the same shape and dtype; halves are rounded to the even one.
 
-    >>> import numpy
     >>> round(numpy.array([0.5, 1.5, -2.7])).tolist()
     [0.0, 2.0, -3.0]
     """
@@ -321,7 +300,6 @@ def clip(
 
     Each is a number, an array that broadcasts with x, or `None` for no limit. NaN stays NaN.
 
-    >>> import numpy
     >>> clip(numpy.array([-3.0, 0.5, 7.0]), 0, 1).tolist()
     [0.0, 0.5, 1.0]
     """
@@ -338,7 +316,6 @@ def clip(
 def exp(x: ArrayT) -> ArrayT:
     """Return the exponential function of a floating-point array, of the same shape and dtype.
 
-    >>> import numpy
     >>> exp(numpy.array([0.0, -numpy.inf])).tolist()
     [1.0, 0.0]
     """
@@ -351,7 +328,6 @@ def log(x: ArrayT) -> ArrayT:
 
     The logarithm of 0 is minus infinity; that of a negative number is NaN.
 
-    >>> import numpy
     >>> log(numpy.array([1.0, 0.0])).tolist()
     [0.0, -inf]
     """
@@ -362,7 +338,6 @@ def log(x: ArrayT) -> ArrayT:
 def sqrt(x: ArrayT) -> ArrayT:
     """Return the square root of a floating-point array, of the same shape and dtype.
 
-    >>> import numpy
     >>> sqrt(numpy.array([4.0, -1.0])).tolist()
     [2.0, nan]
     """
@@ -373,7 +348,6 @@ def sqrt(x: ArrayT) -> ArrayT:
 def rsqrt(x: ArrayT) -> ArrayT:
     """Return one over the square root of a floating-point array, of the same shape and dtype.
 
-    >>> import numpy
     >>> rsqrt(numpy.array([4.0, 0.0])).tolist()
     [0.5, inf]
     """
@@ -384,7 +358,6 @@ def rsqrt(x: ArrayT) -> ArrayT:
 def sin(x: ArrayT) -> ArrayT:
     """Return the sine of a floating-point array, of the same shape and dtype.
 
-    >>> import numpy
     >>> sin(numpy.zeros(2)).tolist()
     [0.0, 0.0]
     """
@@ -395,7 +368,6 @@ def sin(x: ArrayT) -> ArrayT:
 def cos(x: ArrayT) -> ArrayT:
     """Return the cosine of a floating-point array, of the same shape and dtype.
 
-    >>> import numpy
     >>> cos(numpy.zeros(2)).tolist()
     [1.0, 1.0]
     """
@@ -406,7 +378,6 @@ def cos(x: ArrayT) -> ArrayT:
 def tanh(x: ArrayT) -> ArrayT:
     """Return the hyperbolic tangent of a floating-point array, of the same shape and dtype.
 
-    >>> import numpy
     >>> tanh(numpy.array([0.0, numpy.inf])).tolist()
     [0.0, 1.0]
     """
@@ -417,7 +388,6 @@ def tanh(x: ArrayT) -> ArrayT:
 def sigmoid(x: ArrayT) -> ArrayT:
     """Return `1 / (1 + exp(-x))` of a floating-point array; same shape and dtype, no overflow.
 
-    >>> import numpy
     >>> sigmoid(numpy.array([0.0, -numpy.inf, 1000.0])).tolist()
     [0.5, 0.0, 1.0]
     """
@@ -428,7 +398,6 @@ def sigmoid(x: ArrayT) -> ArrayT:
 def erf(x: ArrayT) -> ArrayT:
     """Return the error function of a floating-point array, of the same shape and dtype.
 
-    >>> import numpy
     >>> erf(numpy.array([0.0, numpy.inf])).tolist()
     [0.0, 1.0]
     """
@@ -439,7 +408,6 @@ def erf(x: ArrayT) -> ArrayT:
 def isnan(x: ArrayT) -> ArrayT:
     """Return whether x is NaN: booleans of the same shape.
 
-    >>> import numpy
     >>> isnan(numpy.array([1.0, numpy.nan])).tolist()
     [False, True]
     """
@@ -450,7 +418,6 @@ def isnan(x: ArrayT) -> ArrayT:
 def isfinite(x: ArrayT) -> ArrayT:
     """Return whether x is neither infinite nor NaN: booleans of the same shape.
 
-    >>> import numpy
     >>> isfinite(numpy.array([1.0, numpy.inf, numpy.nan])).tolist()
     [True, False, False]
     """
@@ -462,7 +429,6 @@ def isfinite(x: ArrayT) -> ArrayT:
 def logical_not(x: ArrayT) -> ArrayT:
     """Return whether the boolean is false, of the same shape.
 
-    >>> import numpy
     >>> logical_not(numpy.array([True, False])).tolist()
     [False, True]
     """
@@ -474,7 +440,6 @@ def logical_not(x: ArrayT) -> ArrayT:
 def relu(x: ArrayT) -> ArrayT:
     """Return the larger of x and 0, of the same shape and dtype; NaN stays NaN.
 
-    >>> import numpy
     >>> relu(numpy.array([-1.0, 2.0])).tolist()
     [0.0, 2.0]
     """
@@ -485,7 +450,6 @@ def relu(x: ArrayT) -> ArrayT:
 def leaky_relu(x: ArrayT, slope: float = 0.01) -> ArrayT:
     """Return `x` where it is positive and `slope × x` elsewhere, of the same shape and dtype.
 
-    >>> import numpy
     >>> leaky_relu(numpy.array([-2.0, 3.0]), 0.25).tolist()
     [-0.5, 3.0]
     """
@@ -500,7 +464,6 @@ def leaky_relu(x: ArrayT, slope: float = 0.01) -> ArrayT:
 def silu(x: ArrayT) -> ArrayT:
     """Return `x × sigmoid(x)` of a floating-point array, of the same shape and dtype.
 
-    >>> import numpy
     >>> silu(numpy.array([0.0, 100.0])).tolist()
     [0.0, 100.0]
     """
@@ -514,7 +477,6 @@ def gelu(x: ArrayT, approximate: bool = False) -> ArrayT:
     `approximate` uses the usual formula with a hyperbolic tangent, with an error below 0.0005; use
     it for models that were trained with it.
 
-    >>> import numpy
     >>> gelu(numpy.array([0.0, 1.0])).round(4).tolist()
     [0.0, 0.8413]
     >>> gelu(numpy.array([0.0, 1.0]), approximate=True).round(4).tolist()
@@ -526,7 +488,6 @@ def gelu(x: ArrayT, approximate: bool = False) -> ArrayT:
 def swiglu(gate: ArrayT, up: ArrayT) -> ArrayT:
     """Return silu(gate) × up for two arrays of one shape; of that shape and their dtype.
 
-    >>> import numpy
     >>> swiglu(numpy.array([0.0, 100.0]), numpy.array([5.0, 2.0])).tolist()
     [0.0, 200.0]
     """

@@ -48,7 +48,6 @@ Kind = str | DType | object
 def reshape(x: ArrayT, shape: int | Sequence[int]) -> ArrayT:
     """Return the elements in C order in another shape; one size may be -1 and is inferred.
 
-    >>> import numpy
     >>> reshape(numpy.arange(6), (2, -1)).tolist()
     [[0, 1, 2], [3, 4, 5]]
     """
@@ -69,7 +68,6 @@ def reshape(x: ArrayT, shape: int | Sequence[int]) -> ArrayT:
 def permute(x: ArrayT, axes: Sequence[int]) -> ArrayT:
     """Return the axes in another order: axis n of the result is axis `axes[n]` of x.
 
-    >>> import numpy
     >>> permute(numpy.ones((2, 3, 4)), (2, 0, 1)).shape
     (4, 2, 3)
     """
@@ -87,7 +85,6 @@ def permute(x: ArrayT, axes: Sequence[int]) -> ArrayT:
 def concat(arrays: Sequence[ArrayT], axis: int = 0) -> ArrayT:
     """Concatenate arrays along an existing axis; all other sizes must be equal.
 
-    >>> import numpy
     >>> concat([numpy.ones((2, 1)), numpy.zeros((2, 2))], axis=1).tolist()
     [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
     """
@@ -114,7 +111,6 @@ def concat(arrays: Sequence[ArrayT], axis: int = 0) -> ArrayT:
 def stack(arrays: Sequence[ArrayT], axis: int = 0) -> ArrayT:
     """Return arrays of one shape side by side along a new axis.
 
-    >>> import numpy
     >>> stack([numpy.array([1, 2]), numpy.array([3, 4])], axis=1).tolist()
     [[1, 3], [2, 4]]
     """
@@ -142,7 +138,6 @@ def split(x: ArrayT, sections: int | Sequence[int], axis: int = 0) -> list[Array
 
     `sections` is the number of equal pieces, or a list of indices at which to cut.
 
-    >>> import numpy
     >>> [piece.tolist() for piece in split(numpy.arange(6), 3)]
     [[0, 1], [2, 3], [4, 5]]
     >>> [piece.tolist() for piece in split(numpy.arange(6), [1, 4])]
@@ -174,7 +169,6 @@ def pad(x: ArrayT, widths: int | Sequence[tuple[int, int]], value: float = 0) ->
 
     `widths` says how many: one integer for all sides, or a pair (before, after) for each axis.
 
-    >>> import numpy
     >>> pad(numpy.array([[1, 2]]), [(0, 1), (2, 0)]).tolist()
     [[0, 0, 1, 2], [0, 0, 0, 0]]
     """
@@ -187,7 +181,6 @@ def pad(x: ArrayT, widths: int | Sequence[tuple[int, int]], value: float = 0) ->
 def diff(x: ArrayT, axis: int = -1, n: int = 1) -> ArrayT:
     """Return the n-th differences of neighbouring elements along an axis, in the dtype of x.
 
-    >>> import numpy
     >>> diff(numpy.array([1, 4, 9, 16])).tolist(), diff(numpy.array([1, 4, 9, 16]), n=2).tolist()
     ([3, 5, 7], [2, 2])
     """
@@ -201,7 +194,6 @@ def diff(x: ArrayT, axis: int = -1, n: int = 1) -> ArrayT:
 def slice_axis(x: ArrayT, axis: int, start: int, stop: int, step: int = 1) -> ArrayT:
     """Return `x[start:stop:step]` along an axis; `0 <= start <= stop <= size` and `step >= 1`.
 
-    >>> import numpy
     >>> slice_axis(numpy.arange(10), 0, 1, 8, 3).tolist()
     [1, 4, 7]
     """
@@ -219,7 +211,6 @@ def slice_axis(x: ArrayT, axis: int, start: int, stop: int, step: int = 1) -> Ar
 def broadcast_to(x: ArrayT, shape: Sequence[int]) -> ArrayT:
     """Return the array repeated along new axes at the front and along axes of size 1.
 
-    >>> import numpy
     >>> broadcast_to(numpy.array([1, 2]), (2, 2)).tolist()
     [[1, 2], [1, 2]]
     """
@@ -237,7 +228,6 @@ def broadcast_to(x: ArrayT, shape: Sequence[int]) -> ArrayT:
 def flip(x: ArrayT, axis: Axes = None) -> ArrayT:
     """Return the elements in reverse order along one or several axes, or along all.
 
-    >>> import numpy
     >>> flip(numpy.array([[1, 2], [3, 4]]), axis=1).tolist()
     [[2, 1], [4, 3]]
     """
@@ -251,7 +241,6 @@ def astype(x: ArrayT, dtype: Kind) -> ArrayT:
     `dtype` is a name, such as `"bfloat16"`, or any library's own dtype. Floating-point numbers are
     rounded to the nearest; conversion to integers truncates.
 
-    >>> import numpy
     >>> astype(numpy.array([1.5, 2.5]), "int32").tolist()
     [1, 2]
     """
@@ -264,7 +253,6 @@ def one_hot(x: ArrayT, num_classes: int, dtype: Kind = "float32") -> ArrayT:
 
     A negative or too large index gives only zeros.
 
-    >>> import numpy
     >>> one_hot(numpy.array([1, 0, 5]), 3).tolist()
     [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
     """
@@ -279,7 +267,6 @@ def one_hot(x: ArrayT, num_classes: int, dtype: Kind = "float32") -> ArrayT:
 def zeros_like(x: ArrayT, dtype: Kind | None = None) -> ArrayT:
     """Return zeros in the shape of x, on its device, and in its dtype unless another is given.
 
-    >>> import numpy
     >>> zeros_like(numpy.array([[1.5, 2.5]])).tolist()
     [[0.0, 0.0]]
     """
@@ -289,7 +276,6 @@ def zeros_like(x: ArrayT, dtype: Kind | None = None) -> ArrayT:
 def ones_like(x: ArrayT, dtype: Kind | None = None) -> ArrayT:
     """Return ones in the shape of x, on its device, and in its dtype unless another is given.
 
-    >>> import numpy
     >>> ones_like(numpy.array([[1.5, 2.5]])).tolist()
     [[1.0, 1.0]]
     """
@@ -299,7 +285,6 @@ def ones_like(x: ArrayT, dtype: Kind | None = None) -> ArrayT:
 def full_like(x: ArrayT, value: float, dtype: Kind | None = None) -> ArrayT:
     """Return one value in the shape of x, on its device, and in its dtype unless another is given.
 
-    >>> import numpy
     >>> full_like(numpy.array([1, 2]), 7).tolist()
     [7, 7]
     """
@@ -309,7 +294,6 @@ def full_like(x: ArrayT, value: float, dtype: Kind | None = None) -> ArrayT:
 def zeros(shape: int | Sequence[int], *, like: ArrayT, dtype: Kind | None = None) -> ArrayT:
     """Return zeros on the device of the array `like`, in its dtype unless another is given.
 
-    >>> import numpy
     >>> zeros((2, 2), like=numpy.array([1.5])).tolist()
     [[0.0, 0.0], [0.0, 0.0]]
     """
@@ -319,7 +303,6 @@ def zeros(shape: int | Sequence[int], *, like: ArrayT, dtype: Kind | None = None
 def ones(shape: int | Sequence[int], *, like: ArrayT, dtype: Kind | None = None) -> ArrayT:
     """Return ones on the device of the array `like`, in its dtype unless another is given.
 
-    >>> import numpy
     >>> ones(3, like=numpy.array([1.5]), dtype="int32").tolist()
     [1, 1, 1]
     """
@@ -331,7 +314,6 @@ def full(
 ) -> ArrayT:
     """Return an array of one value on the device of `like`, in its dtype unless another is given.
 
-    >>> import numpy
     >>> full((1, 2), numpy.inf, like=numpy.array([1.5])).tolist()
     [[inf, inf]]
     """
@@ -350,7 +332,6 @@ def arange(
 
     They are on the device of the array `like`, in its dtype unless another is given.
 
-    >>> import numpy
     >>> arange(3, like=numpy.array([1.5])).tolist()
     [0.0, 1.0, 2.0]
     >>> arange(5, 0, -2, like=numpy.array([1])).tolist()
@@ -381,7 +362,6 @@ def eye(
     It is square if `columns` is not given, on the device of the array `like`, and in its dtype
     unless another is given.
 
-    >>> import numpy
     >>> eye(2, 3, like=numpy.array([1.5])).tolist()
     [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
     """
@@ -404,7 +384,6 @@ def embedding(weight: ArrayT, ids: ArrayT) -> ArrayT:
 
     An id that is negative or too large gives a row of NaN.
 
-    >>> import numpy
     >>> embedding(numpy.array([[1.0, 2.0], [3.0, 4.0]]), numpy.array([[1, 0], [0, 7]])).tolist()
     [[[3.0, 4.0], [1.0, 2.0]], [[1.0, 2.0], [nan, nan]]]
     """
@@ -420,7 +399,6 @@ def take(x: ArrayT, indices: ArrayT, axis: int = 0) -> ArrayT:
 
     An index that is negative or too large gives NaN, or 0 if x is not floating-point.
 
-    >>> import numpy
     >>> take(numpy.array([5, 6, 7]), numpy.array([2, 0, 3])).tolist()
     [7, 5, 0]
     """
@@ -440,7 +418,6 @@ def take_along_axis(x: ArrayT, indices: ArrayT, axis: int = -1) -> ArrayT:
     `indices` has as many axes as x; the other ones have the sizes of x, or 1, which broadcasts. An
     index that is negative or too large gives NaN, or 0 if x is not floating-point.
 
-    >>> import numpy
     >>> take_along_axis(numpy.array([[5, 6], [7, 8]]), numpy.array([[1], [0]])).tolist()
     [[6], [7]]
     """
@@ -462,10 +439,9 @@ def take_along_axis(x: ArrayT, indices: ArrayT, axis: int = -1) -> ArrayT:
 def cache_write(cache: ArrayT, new: ArrayT, positions: ArrayT) -> ArrayT:
     """Return the cache with new rows in it; `cache` itself must not be used afterwards.
 
-    cache is (batch, heads, keys, size), new (batch, heads, tokens, size); positions, (tokens,) or
-    (batch, tokens), says which key each token is. Positions outside of the cache are left out.
+    cache is (batch, heads, keys, size), new (batch, heads, tokens, size). A token replaces the key
+    at its position, in (tokens,) or (batch, tokens); those outside of the cache are left out.
 
-    >>> import numpy
     >>> cache = numpy.zeros((1, 1, 4, 1))
     >>> cache_write(cache, numpy.array([[[[5.0], [6.0]]]]), numpy.array([2, 9])).ravel().tolist()
     [0.0, 0.0, 5.0, 0.0]
@@ -513,7 +489,7 @@ def _require_arrays(op: str, arrays: Sequence[Array]) -> None:
 
 
 def _sides_of(x: Array, widths: int | Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return how many elements come before and after each axis."""
+    """Return the numbers of elements to add before and after each axis."""
     count, one = len(x.shape), python_number(widths)
     pairs = [(one, one)] * count if type(one) is int else one
     if not isinstance(pairs, tuple | list) or not all(isinstance(x, tuple | list) for x in pairs):

@@ -48,7 +48,6 @@ def sum(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa
     16-bit numbers are added up in float32, and booleans are counted as int32.
     `keepdims` leaves each axis that is summed over with the size 1.
 
-    >>> import numpy
     >>> sum(numpy.ones((2, 3)), axis=1).tolist(), sum(numpy.ones((2, 3))).tolist()
     ([3.0, 3.0], 6.0)
     """
@@ -64,7 +63,6 @@ def prod(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:
 
     The product of no elements is 1.
 
-    >>> import numpy
     >>> prod(numpy.array([[1, 2], [3, 4]]), axis=1).tolist()
     [2, 12]
     """
@@ -79,7 +77,6 @@ def any(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa
 
     Numbers other than 0 are true, and so is NaN. The result for no elements is false.
 
-    >>> import numpy
     >>> any(numpy.array([[True, False], [False, False]]), axis=1).tolist()
     [True, False]
     """
@@ -92,7 +89,6 @@ def all(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa
 
     Numbers other than 0 are true, and so is NaN. The result for no elements is true.
 
-    >>> import numpy
     >>> all(numpy.array([[True, True], [True, False]]), axis=1).tolist()
     [True, False]
     """
@@ -106,7 +102,6 @@ def logsumexp(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:
     Of the dtype of x, computed in float32 for 16-bit numbers, and without overflow. Without
     elements it is minus infinity.
 
-    >>> import numpy
     >>> logsumexp(numpy.array([[1000.0, 1000.0], [0.0, -numpy.inf]]), axis=1).round(3).tolist()
     [1000.693, 0.0]
     """
@@ -126,7 +121,6 @@ def vector_norm(
     magnitude, with minus infinity the smallest, and with 0 the number of elements that are not 0.
     Where the 2-norm is 0, so is its gradient.
 
-    >>> import numpy
     >>> x = numpy.array([[3.0, -4.0], [0.0, 0.0]])
     >>> vector_norm(x, axis=1).tolist(), vector_norm(x, ord=numpy.inf).tolist()
     ([5.0, 0.0], 4.0)
@@ -146,7 +140,6 @@ def cumulative_sum(x: ArrayT, axis: int = -1, include_initial: bool = False) -> 
 
     With `include_initial` they start with 0.
 
-    >>> import numpy
     >>> cumulative_sum(numpy.array([1, 2, 3])).tolist()
     [1, 3, 6]
     >>> cumulative_sum(numpy.array([1, 2, 3]), include_initial=True).tolist()
@@ -164,7 +157,6 @@ def mean(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:
     Of the dtype of x for floating-point arrays, computed in float32 for those of 16 bits; float32
     for integers. The mean of no elements is NaN.
 
-    >>> import numpy
     >>> mean(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=-1).tolist()
     [1.5, 4.5]
     """
@@ -180,7 +172,6 @@ def var(x: ArrayT, axis: Axes = None, keepdims: bool = False, correction: float 
     the unbiased estimate from a sample. Where nothing is left to divide by, the result is NaN, or
     infinite.
 
-    >>> import numpy
     >>> var(numpy.array([[1.0, 3.0], [2.0, 6.0]]), axis=1).tolist()
     [1.0, 4.0]
     """
@@ -192,7 +183,6 @@ def var(x: ArrayT, axis: Axes = None, keepdims: bool = False, correction: float 
 def std(x: ArrayT, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> ArrayT:
     """Return the standard deviation along one or several axes, or over all: the root of `var`.
 
-    >>> import numpy
     >>> std(numpy.array([[1.0, 3.0], [2.0, 6.0]]), axis=1, correction=0).tolist()
     [1.0, 2.0]
     """
@@ -206,7 +196,6 @@ def max(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa
 
     Raises `ConfigurationError` if an axis has no elements.
 
-    >>> import numpy
     >>> max(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
     [3.0, 6.0]
     """
@@ -220,7 +209,6 @@ def min(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa
 
     Raises `ConfigurationError` if an axis has no elements.
 
-    >>> import numpy
     >>> min(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
     [1.0, 2.0]
     """
@@ -234,7 +222,6 @@ def argmax(x: ArrayT, axis: int = -1) -> ArrayT:
 
     Of equal elements it is the first. NaN counts as the largest.
 
-    >>> import numpy
     >>> argmax(numpy.array([[1.0, 2.0, 2.0], [3.0, 0.0, numpy.nan]])).tolist()
     [1, 2]
     """
@@ -247,7 +234,6 @@ def argmin(x: ArrayT, axis: int = -1) -> ArrayT:
 
     Of equal elements it is the first. NaN counts as the smallest.
 
-    >>> import numpy
     >>> argmin(numpy.array([[3.0, 2.0, 2.0], [3.0, 0.0, numpy.nan]])).tolist()
     [1, 2]
     """
@@ -260,7 +246,6 @@ def sort(x: ArrayT, axis: int = -1, descending: bool = False) -> ArrayT:
 
     NaN counts as the largest. Equal elements stay in their order: the sort is stable.
 
-    >>> import numpy
     >>> sort(numpy.array([3.0, numpy.nan, 1.0])).tolist()
     [1.0, 3.0, nan]
     """
@@ -273,7 +258,6 @@ def argsort(x: ArrayT, axis: int = -1, descending: bool = False) -> ArrayT:
 
     Equal elements keep their order, also with `descending`.
 
-    >>> import numpy
     >>> argsort(numpy.array([2, 1, 2, 3])).tolist()
     [1, 0, 2, 3]
     >>> argsort(numpy.array([2, 1, 2, 3]), descending=True).tolist()
@@ -288,7 +272,6 @@ def top_k(x: ArrayT, k: int) -> tuple[ArrayT, ArrayT]:
 
     Both have the shape of x with k in place of the last axis. NaN counts as the largest.
 
-    >>> import numpy
     >>> values, places = top_k(numpy.array([3.0, 1.0, 4.0, 1.5]), 2)
     >>> values.tolist(), places.tolist()
     ([4.0, 3.0], [2, 0])
@@ -526,7 +509,6 @@ def softmax(x: ArrayT, axis: int = -1) -> ArrayT:
     Computed in float32 for 16-bit numbers, and without overflow. A row that is minus infinity
     throughout, or has an infinity in it, gives NaN.
 
-    >>> import numpy
     >>> softmax(numpy.array([[0.0, 0.0], [1000.0, -1000.0]])).tolist()
     [[0.5, 0.5], [1.0, 0.0]]
     """
@@ -542,7 +524,6 @@ def softmax(x: ArrayT, axis: int = -1) -> ArrayT:
 def log_softmax(x: ArrayT, axis: int = -1) -> ArrayT:
     """Return the logarithm of `softmax`, exact where softmax itself would be rounded to 0.
 
-    >>> import numpy
     >>> log_softmax(numpy.array([1000.0, 0.0])).tolist()
     [0.0, -1000.0]
     """
@@ -559,7 +540,6 @@ def rmsnorm(x: ArrayT, weight: ArrayT, eps: float = 1e-6) -> ArrayT:
 
     x is (…, size) and weight (size,). Computed in float32 for 16-bit numbers and rounded once.
 
-    >>> import numpy
     >>> rmsnorm(numpy.array([[3.0, 4.0]]), numpy.ones(2), eps=0.0).round(3).tolist()
     [[0.849, 1.131]]
     """
@@ -581,7 +561,6 @@ def layernorm(x: ArrayT, weight: ArrayT | None, bias: ArrayT | None, eps: float 
     x is (…, size), weight and bias (size,) or `None`; the result has the shape and dtype of x.
     Computed in float32 for 16-bit numbers and rounded once.
 
-    >>> import numpy
     >>> layernorm(numpy.array([[1.0, 3.0]]), None, None, eps=0.0).tolist()
     [[-1.0, 1.0]]
     """

@@ -37,7 +37,6 @@ def cross_entropy(logits: ArrayT, targets: ArrayT) -> ArrayT:
     logits is (…, classes), before any softmax, and targets (…) holds integers. The result is
     float32, or float64 for such logits. A target outside of the classes makes it NaN.
 
-    >>> import numpy
     >>> cross_entropy(numpy.array([[0.0, 0.0], [9.0, 9.0]]), numpy.array([0, 1])).round(4).tolist()
     0.6931
     """
@@ -62,7 +61,6 @@ def mean_squared_error(x: ArrayT, y: ArrayT) -> ArrayT:
 
     The result is float32, or float64 for such arrays.
 
-    >>> import numpy
     >>> mean_squared_error(numpy.array([1.0, 2.0]), numpy.array([1.0, 4.0])).tolist()
     2.0
     """
@@ -107,7 +105,6 @@ def update_sgd(
     The velocities begin as zeros, or are always `None` without momentum. `decay` is added to the
     gradients as a multiple of the parameters.
 
-    >>> import numpy
     >>> update_sgd([numpy.array([1.0])], [numpy.array([2.0])], None, rate=0.25)
     ([array([0.5])], None)
     """
@@ -141,7 +138,6 @@ def update_adam(
     Means and squares begin as zeros, and `step` counts from 1. `decay` shrinks the parameters
     themselves (AdamW) or, not `decoupled`, is added to the gradients (Adam).
 
-    >>> import numpy
     >>> one, zero = [numpy.array([1.0])], [numpy.array([0.0])]
     >>> parameters, means, squares = update_adam(one, one, zero, zero, 1, rate=0.5)
     >>> parameters[0].round(4).tolist(), means[0].round(4).tolist()
@@ -175,7 +171,6 @@ def update_lion(
 
     The means begin as zeros. `decay` shrinks the parameters themselves.
 
-    >>> import numpy
     >>> one, zero = [numpy.array([1.0])], [numpy.array([0.0])]
     >>> update_lion(one, one, zero, rate=0.25)[0]
     [array([0.75])]

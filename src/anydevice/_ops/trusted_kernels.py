@@ -50,10 +50,7 @@ def load_trusted() -> tuple[Entry, ...]:
 
 
 def change_trusted(right: set[Entry], wrong: set[Entry]) -> str | None:
-    """Trust the kernels in `right` and no more those in `wrong`, now and in later processes.
-
-    Returns why the file could not be written; `None` if it was.
-    """
+    """Trust the kernels in `right` and no more those in `wrong`; return why that is not saved."""
     with _lock.native:
         load_trusted()
         _replace((_trusted | right) - wrong)
@@ -74,10 +71,7 @@ def change_trusted(right: set[Entry], wrong: set[Entry]) -> str | None:
 
 @contextmanager
 def on_trial(kernels: Collection[str], dtype: str, device: str) -> Iterator[Callable[[], None]]:
-    """Use these kernels and no others in this thread within the block, to verify them.
-
-    Yields a function that condemns them, after which no thread trusts them.
-    """
+    """Use only these kernels in this thread in the block; yield a function that condemns them."""
     load_trusted()
     tried = {(kernel, dtype, device) for kernel in kernels}
 
@@ -98,11 +92,7 @@ def forget() -> None:
 
 
 def kernels_of(engine: str, device: Device) -> tuple[str, ...]:
-    """Return the kernels of our own that an engine has on a device, by the names of their ops.
-
-    >>> kernels_of("numpy", Device("cpu"))
-    ()
-    """
+    """Return the kernels of our own that an engine has on a device, by the names of their ops."""
     if device.backend not in row_of(engine).kernel_backends:
         return ()
     module = kernel_module(engine)

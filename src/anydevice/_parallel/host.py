@@ -36,11 +36,7 @@ Variables = Callable[[int], dict[str, str]]
 
 @contextmanager
 def environment_of(engine: str | None, processes: int, restart: int = 0) -> Iterator[Variables]:
-    """Yield a function that returns the variables of a process, as torchrun names them.
-
-    Raises `ConfigurationError` for an engine whose processes do not compute together, and
-    `UnsupportedError`, which says how to install it, for one that is not here.
-    """
+    """Yield a function that returns the variables of a process, as torchrun names them."""
     if engine is not None and engine not in TOGETHER:
         raise ConfigurationError(
             f"engine is one of {', '.join(TOGETHER)}, whose processes compute together, not "

@@ -110,6 +110,8 @@ def requested_engines(names: Iterable[str | Device]) -> set[str]:
 
 def list_devices(given: Any) -> list[str | Device]:
     """Return a list of devices, or all devices of a backend."""
+    if isinstance(given, str) and "," in given:
+        return [name.strip() for name in given.split(",")]
     if isinstance(given, str) and ":" not in given:
         return list(devices_of_backend(given)) or [given]
     if isinstance(given, str | Device):

@@ -1,8 +1,4 @@
-"""Models with layers on several devices, in host memory or on disk, one stage after the other.
-
-Activations go directly from the device of a stage to the next one. On JAX, each stage is a compiled
-function of its own, since one cannot span devices that hold different parts.
-"""
+"""Models with layers on several devices, in host memory or on disk, one stage after the other."""
 
 from __future__ import annotations
 
@@ -47,10 +43,7 @@ DISK = "disk"
 
 
 class Place(Record):
-    """The place of parameters: on `device`, which computes with them, unless they are `held`.
-
-    Held ones are in host memory, "cpu", or on disk, and come to the device as they are needed.
-    """
+    """The place of parameters: on `device`, or `held` in host memory ("cpu") or on disk."""
 
     device: Device
     held: Held = ""
@@ -81,8 +74,6 @@ def pipeline(
     `plan_inference` for this model; or a dict of the names of layers and their places, such as
     `{"model.layers": "cpu", "lm_head": "cuda:0"}`, in which the longest name that fits counts.
 
-    >>> import numpy
-    >>> from anydevice import nn
     >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu")
     >>> held = pipeline(model, ["cpu", "disk"])
     >>> x = numpy.ones((3, 4), numpy.float32)
@@ -145,13 +136,7 @@ def placed_units(
 
 
 def divided(units: Sequence[Unit], count: int) -> list[int]:
-    """Divide units into `count` parts of about equal bytes; return the part of each unit.
-
-    Units without bytes stay with those before them.
-
-    >>> divided([Unit("a", 4), Unit("b", 0), Unit("c", 4), Unit("d", 4), Unit("e", 4)], 2)
-    [0, 0, 0, 1, 1]
-    """
+    """Divide units into `count` parts of about equal bytes; return the part of each unit."""
     sizes = [unit.size for unit in units if unit.size] or [1] * len(units)
     if count > len(sizes):
         raise ConfigurationError(

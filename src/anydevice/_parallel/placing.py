@@ -30,7 +30,6 @@ def row_ranges(rows: int, parts: int) -> list[tuple[int, int]]:
 def split_batch(data: Any, devices: Devices | Mesh) -> list[Any]:
     """Return the rows of a tree of arrays divided over devices: one tree for each, on that device.
 
-    >>> import numpy
     >>> [len(part) for part in split_batch(numpy.arange(5), ["cpu"])]
     [5]
 
@@ -56,7 +55,6 @@ def split_batch(data: Any, devices: Devices | Mesh) -> list[Any]:
 def replicate(model: Any, devices: Devices | Mesh) -> list[Any]:
     """Return a copy of a model, or of any tree of arrays, on each of the devices.
 
-    >>> from anydevice import nn
     >>> len(replicate(nn.build(nn.Dense(2, 3), device="cpu"), ["cpu"]))
     1
 
@@ -73,7 +71,6 @@ def shard(tree: Any, mesh: Mesh) -> Any:
     Each array is cut along its longest axis that divides evenly by `mesh.shard`, and copied to
     the `mesh.replicate` groups; one without such an axis is copied to every device.
 
-    >>> import numpy
     >>> shard({"weight": numpy.ones((4, 2), "float32")}, Mesh("cpu"))["weight"].shape
     (4, 2)
 
@@ -99,7 +96,6 @@ def shard(tree: Any, mesh: Mesh) -> Any:
 def gather(tree: Any) -> Any:
     """Return the same tree with every sharded array in one piece, on one device.
 
-    >>> import numpy
     >>> gather(shard(numpy.ones(4, "float32"), Mesh("cpu"))).shape
     (4,)
     """

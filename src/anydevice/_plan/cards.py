@@ -1,7 +1,4 @@
-"""Cards that need not be here, and clusters of them in words: "16xH100-80GB".
-
-The table has the makers' figures; `training_plan.FITTED` has the measured shares of them.
-"""
+"""Cards that need not be here, and clusters of them in words: "16xH100-80GB"."""
 
 from __future__ import annotations
 
@@ -76,12 +73,7 @@ CARDS = {
 
 
 class Cluster(Record):
-    """Nodes of equal cards.
-
-    >>> cluster = cluster_of("16xH100-80GB")
-    >>> cluster.nodes, cluster.per_node, cluster.cards, str(cluster)
-    (2, 8, 16, '16xH100-80GB')
-    """
+    """Nodes of equal cards."""
 
     card: Card
     nodes: int = 1
@@ -118,11 +110,7 @@ _MOST = 1_000_000
 
 
 def names_cluster(words: object) -> bool:
-    """Whether a text counts cards, as no name of a device does.
-
-    >>> names_cluster("2xH100"), names_cluster("cuda:0"), names_cluster("4x8xA100")
-    (True, False, True)
-    """
+    """Whether a text counts cards, as no name of a device does."""
     return isinstance(words, str) and re.match(r"\s*\d+\s*[x×*]", words) is not None
 
 
@@ -131,11 +119,6 @@ def cluster_of(words: str | Cluster) -> Cluster:
 
     More than 8 cards without a number of nodes are nodes of 8. A card that is not in the table
     needs its memory, and is planned without speed.
-
-    >>> str(cluster_of("4x8xA100-40GB")), cluster_of("3x4xA100-40GB").nodes
-    ('32xA100-40GB', 3)
-    >>> cluster_of("8xMyCard-48GB").card.memory
-    48000000000
 
     Raises `ConfigurationError` that says what to write.
     """

@@ -1,8 +1,4 @@
-"""A model's `config.json`: where it is, the part of it that is counted, and its values.
-
-Families call the same number by different names; `ModelConfig` knows them all. A model may also
-be named as on the Hugging Face hub, where the local cache has it.
-"""
+"""A model's `config.json`: where it is, the part of it that is counted, and its values."""
 
 from __future__ import annotations
 
@@ -65,6 +61,7 @@ _INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embedding
 _OUTER = ("tie_word_embeddings",)
 """Keys for which the whole config overrides its part for text."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 _FILES = (".json", ".safetensors", ".gguf")
 
 
@@ -108,10 +105,7 @@ class ModelConfig(Record):
 
     @property
     def model_class(self) -> str:
-        """The class that the config names, without the family's name: "ForMaskedLM"; "" if none.
-
-        Raises `ConfigurationError` if it is not a class of the family.
-        """
+        """The class that the config names, without the family's name: "ForMaskedLM"; "" if none."""
         classes = None if self.part else self.entries("architectures")
         if not classes:
             return ""
@@ -163,10 +157,7 @@ class ModelConfig(Record):
         return UncountableError(reason, self.source)
 
     def get(self, key: str) -> Any:
-        """Return the config's value by its own key, or the family's default if it has no such key.
-
-        A key that is there and null is `None`: `"sliding_window": null` says that there is none.
-        """
+        """Return the config's value by its own key, else the family's default; null is `None`."""
         if key in self.values:
             return self.values[key]
         return self.defaults.get(key)
@@ -243,10 +234,7 @@ def is_gguf_path(path: Path) -> bool:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Read the config in a file, in a folder's `config.json`, or in the metadata of a GGUF file.
-
-    Raises `ConfigurationError` if there is none, or it is not a JSON object.
-    """
+    """Read the config in a file, in a folder's `config.json`, or in the metadata of a GGUF file."""
     if is_gguf_path(path):
         return gguf_config(path)
     file = path / CONFIG_NAME if path.is_dir() else path
@@ -268,11 +256,7 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def gguf_config(file: Path | GgufFile) -> ModelConfig:
-    """Return the config that the metadata and the tensors of a GGUF file stand for.
-
-    Raises `UnsupportedError` for an architecture, or an option of it, that does not map exactly,
-    and `ConfigurationError` for invalid values.
-    """
+    """Return the config that the metadata and the tensors of a GGUF file stand for."""
     from anydevice._formats.gguf import config_values, read_gguf  # it needs NumPy
 
     file = read_gguf(file) if isinstance(file, Path) else file
@@ -317,11 +301,7 @@ def gguf_config(file: Path | GgufFile) -> ModelConfig:
 
 
 def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelConfig:
-    """Return the config of these values; of a multimodal model, its part for text.
-
-    >>> as_config({"model_type": "llama", "n_layer": 3}).number("layers")
-    3
-    """
+    """Return the config of these values; of a multimodal model, its part for text."""
     text, part = dict(values), ""
     family = str(values.get("model_type") or "")
     for name in _NESTED if family not in ENCODERS else ():
@@ -346,18 +326,7 @@ def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelCon
 def locate(
     model: str, environment: Mapping[str, str] = os.environ, *, planning: bool = False
 ) -> Path:
-    """Return the path of a model, given a path or its name on the Hugging Face hub.
-
-    A path that exists goes first. A name is looked up in the cache that the hub's own tools fill;
-    nothing is downloaded. A folder whose model is one GGUF file stands for that file. Raises
-    `ConfigurationError` if there are several, or if the model is not there, with how to get it:
-    `planning` says that its config is enough.
-
-    >>> locate("org/no-model", {"HF_HUB_CACHE": "/nowhere"})
-    Traceback (most recent call last):
-    anydevice.errors.ConfigurationError: org/no-model: there is no such file or folder, and \
-no such model in the Hugging Face cache /nowhere; to get it: hf download org/no-model
-    """
+    """Return the path of a model, given a path or its name on the Hugging Face hub."""
     exists = False
     with suppress(OSError, RuntimeError, ValueError):  # no such user, or no file can be called this
         path = Path(model).expanduser()
@@ -413,7 +382,7 @@ def _model_in(path: Path) -> Path:
     has_config, has_weights = CONFIG_NAME in names, ".safetensors" in "\n".join(names)
     if not files or (has_config and has_weights):
         return path
-    if len(files) == 1:
+    if len({_SPLIT.sub("", name) for name in files}) == 1:  # one model, in one file or several
         return path / files[0]
     if has_config or has_weights:
         return path

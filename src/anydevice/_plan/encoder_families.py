@@ -97,10 +97,7 @@ class Layers(Record):
 
 
 class Head(Record):
-    """The head of a class of models: its parts, and the number of its outputs.
-
-    `towers` are the numbers of the towers that the class has; by default all.
-    """
+    """The head of a class of models: its parts, its number of outputs, and the class's `towers`."""
 
     parts: Parts = ()
     outputs: Size = 0
@@ -723,10 +720,7 @@ class Count(Record):
 
 
 def encoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
-    """Return the shape of the encoder or encoder–decoder that a config describes.
-
-    Raises `ConfigurationError` for a wrong number, and for a class or an option not in the row.
-    """
+    """Return the shape of the encoder or encoder–decoder that a config describes."""
     sizes = Sizes(config)
     if config.get("quantization_config"):
         raise config.refusal(f"quantized weights of {config.family} are not counted")

@@ -88,11 +88,6 @@ def shape_of(
       architecture`;
     - a `torch.nn.Module`, on any device and on `meta`, or any tree of arrays.
 
-    >>> shape = shape_of(layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8,
-    ...                  vocabulary=32000)
-    >>> shape.parameters, shape.exact
-    (7241732096, True)
-
     Raises `ConfigurationError` for an unknown model, or for missing or inconsistent dimensions, and
     `TransferError` for invalid safetensors files.
     """
@@ -124,17 +119,14 @@ def shape_of(
         sizes = (model.get(key) for word in _NEEDED for key in NAMES[word])
         named = "model_type" in model or "architectures" in model
         if named or any(isinstance(size, int) for size in sizes):  # and not a tree of arrays
-            return _from_config(_stripped(as_config(model), unpacked), name)
+            return _from_config(_without_quantization(as_config(model), unpacked), name)
     if hasattr(model, "to_dict") and hasattr(model, "model_type"):
         return _from_config(as_config(model.to_dict()), name)
     return _from_tree(model, name)
 
 
 def _from_config(config: ModelConfig, dtype: str | None, *, partly: bool = False) -> ModelShape:
-    """Return the shape of the model that a config describes, with `partly` of its text part.
-
-    Raises `ConfigurationError` if it is not in the tables, or a number is missing or wrong.
-    """
+    """Return the shape of the model that a config describes, with `partly` of its text part."""
     if not config.known:
         known = f"one of the {len(ARCHITECTURES) + len(ENCODERS)} that are known"
         called = f"the architecture {shortened(config.family)!r} is not {known}"
@@ -189,7 +181,7 @@ def _from_path(model: str | os.PathLike[str], dtype: str | None, unpacked: bool)
     return replace(_from_files(files, dtype, unpacked), name=os.fspath(model))
 
 
-def _stripped(config: ModelConfig, unpacked: bool) -> ModelConfig:
+def _without_quantization(config: ModelConfig, unpacked: bool) -> ModelConfig:
     """Return the config, of `unpacked` weights without what says that they are quantized."""
     if not unpacked:
         return config
@@ -198,7 +190,7 @@ def _stripped(config: ModelConfig, unpacked: bool) -> ModelConfig:
 
 
 def _from_files(files: ModelFiles, dtype: str | None, unpacked: bool) -> ModelShape:
-    path, config = files.path, _stripped(files.config, unpacked)
+    path, config = files.path, _without_quantization(files.config, unpacked)
     has_weights = path.is_dir() and any(path.glob("*.safetensors"))
     try:
         shape = _from_config(config, dtype, partly=has_weights)
@@ -210,7 +202,8 @@ def _from_files(files: ModelFiles, dtype: str | None, unpacked: bool) -> ModelSh
     shape = replace(shape, name=files.name or shape.name)
     if config.tensors:
         return _with_blocks(shape, config)
-    quantization = quantization_of(config.get("quantization_config"), config.source)
+    settings = config.get("quantization_config")
+    quantization = quantization_of(settings, config.source) if settings else None
     if shape.exact or not has_weights or (quantization and not quantization.assumed):
         return shape
     # For an unknown format or family, headers tell the weights better than a config does.
@@ -226,20 +219,20 @@ def _with_blocks(shape: ModelShape, config: ModelConfig) -> ModelShape:
     tensors, schemes = [], Counter[str]()
     for own, sizes, kind in config.tensors:
         name = names.get(own, own.replace("blk.", "layers."))
-        held = BLOCK_BITS.get(kind) if len(sizes) > 1 and "ffn_gate_inp." not in name else None
+        bits = BLOCK_BITS.get(kind) if len(sizes) > 1 and "ffn_gate_inp." not in name else None
         if name.startswith("rope_"):
             continue
-        stored = int(prod(sizes) * (held or as_dtype(shape.dtype).bits) // 8)
-        schemes[kind.lower()] += stored if held else 0
-        tensors.append(_Tensor(name, sizes, "uint8" if held else shape.dtype, stored))
+        stored = int(prod(sizes) * (bits or as_dtype(shape.dtype).bits) // 8)
+        schemes[kind.lower()] += stored if bits else 0
+        tensors.append(_Tensor(name, sizes, "uint8" if bits else shape.dtype, stored))
     kinds = [kind for kind, size in schemes.most_common() if size]
     if not kinds:
         return shape
     weights = _weights(tensors, shape.layers, None)
-    kept = {name: size for name, size in weights.items() if name.endswith("_bytes")}
+    numbers = {name: size for name, size in weights.items() if name.endswith("_bytes")}
     rotary = shape.other_bytes - shape.other_parameters * as_dtype(shape.dtype).itemsize
-    kept["other_bytes"] += rotary
-    return replace(shape, **kept, quantization=" and ".join(kinds), rounding=0)
+    numbers["other_bytes"] += rotary
+    return replace(shape, **numbers, quantization=" and ".join(kinds), rounding=0)
 
 
 def _from_tree(tree: Any, dtype: str | None) -> ModelShape:

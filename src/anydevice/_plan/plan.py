@@ -1,8 +1,4 @@
-"""Plans: whether a model fits, which device holds which layers, and what would fit otherwise.
-
-In three steps: the memory that each device has now (`available_memory`), the range of layers that
-each device gets (`assign`), and the answer with its alternatives (`plan_inference`).
-"""
+"""Plans: whether a model fits, which device holds which layers, and what would fit otherwise."""
 
 from __future__ import annotations
 
@@ -52,11 +48,7 @@ _looked: tuple[Report, float] | None = None
 
 
 class AvailableMemory(Record):
-    """The bytes that this process may still take of a device.
-
-    `free` counts the free memory and the cached blocks of this process's libraries. `limit` is the
-    rest of what `configure(memory=…)` allows, `None` if nothing was set.
-    """
+    """The bytes that this process may take of a device: `free` or cached ones, within `limit`."""
 
     device: Device
     free: int
@@ -83,11 +75,7 @@ def look_ahead() -> None:
 
 
 def available_memory(names: DeviceNames) -> tuple[tuple[AvailableMemory, ...], tuple[str, ...]]:
-    """Return the memory of each device, the CPU's last, and notes on devices of unknown memory.
-
-    Without `names`, all usable devices of this machine count; a card that two backends show counts
-    once. Raises `DeviceNotFoundError` if a named device is not usable.
-    """
+    """Return the memory of each device, the CPU's last, and notes on devices of unknown memory."""
     recent = kept_report() is None or (
         _looked is not None and _looked[0] is discover() and time.monotonic() - _looked[1] < _RECENT
     )
@@ -161,6 +149,8 @@ def _memory_of(device: Device, recent: bool) -> AvailableMemory | None:
     if recent and not registry.loaded_engines():
         # Discovery has just read the free memory; the driver would take as long again.
         free = facts.free_memory
+    elif device.backend == "cpu":
+        free = device.facts.free_memory  # no library keeps memory of the host for later
     else:
         # A plan on the command line does not need it.
         from anydevice._arrays.memory.stats import memory_stats
@@ -199,10 +189,6 @@ class LayeredModel:
     where the two are on different devices, because the head is then a copy of the embedding. Every
     device needs the `activations`, the last one also the `logits`, and every one but the CPU an
     `overhead`, which follows from the bytes of the cache on it.
-
-    >>> model = LayeredModel((10, 10, 10), (1, 1, 1), first=5, last=0, tied=5, logits=2)
-    >>> model.on(range(0, 3)).weights, model.on(range(0, 1)).weights, model.on(range(2, 3)).total
-    (35, 15, 18)
     """
 
     def __init__(
@@ -273,15 +259,7 @@ class LayeredModel:
 def fill(
     model: LayeredModel, budgets: Sequence[int], cpus: Collection[int] = ()
 ) -> list[LayerRange]:
-    """Fill the devices with layers, one device after the other, until none is left.
-
-    `budgets` are the bytes of the devices, `cpus` the positions of the CPU among them. If the last
-    range does not end at the last layer, the model does not fit in this order.
-
-    >>> model = LayeredModel((10,) * 6, (0,) * 6)
-    >>> [str(part.layers) for part in fill(model, (25, 5, 100))]
-    ['range(0, 2)', 'range(2, 6)']
-    """
+    """Fill the devices with layers, one after the other; `cpus` are the CPU's positions."""
     ranges: list[LayerRange] = []
     start = 0
     for slot, budget in enumerate(budgets):
@@ -380,11 +358,7 @@ class Assignment(Record):
 def assign(
     model: LayeredModel, groups: Sequence[DeviceGroup], *, evenly: bool = True
 ) -> Assignment | None:
-    """Return the first group that holds all of a model, with its layers; `None` if none does.
-
-    Layers are spread in proportion to memory, unless `evenly` is false. The CPU, which slows the
-    others down, gets only the layers that these cannot hold.
-    """
+    """Return the first group that holds all of a model, with its layers; `None` if none does."""
     for number, group in enumerate(groups):
         ranges = fill(model, group.budgets, group.cpus)
         if holds_all(model, ranges):
@@ -398,10 +372,7 @@ Change = Literal["context", "batch", "kv_dtype", "dtype", "weights"]
 
 
 class Placement(Record):
-    """A device's part of a model: a range of layers, and the bytes that they need there.
-
-    `free` is the device's free memory, within the limit of `configure(memory=…)`.
-    """
+    """A device's part of a model: its layers and their bytes, and the memory `free` there."""
 
     device: Device
     layers: range
@@ -520,7 +491,6 @@ def plan_inference(
     accelerator is preferred to several, and several to the CPU, which takes the layers that do not
     fit on them. Nothing is loaded and no array library is imported.
 
-    >>> from anydevice import testing
     >>> model = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
     ...          "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
     ...          "vocab_size": 128256, "tie_word_embeddings": False}
@@ -640,11 +610,7 @@ class _Request(Record):
     in_half: Callable[[], ModelShape] | None
 
     def alternatives(self, groups: Sequence[DeviceGroup]) -> tuple[Alternative, ...]:
-        """Return the single changes with which the model would fit one of the groups.
-
-        The largest smaller context and batch; a smaller dtype for the cache; 16 bits for the
-        weights, else the mildest quantization that fits.
-        """
+        """Return the single changes with which the model would fit one of the groups."""
         if not groups:
             return ()
         estimate, cache = self.estimate, None
@@ -697,11 +663,7 @@ class _Request(Record):
 def planned_units(
     plan: Plan, are_layers: Sequence[bool], parameters: int | None
 ) -> list[Placement]:
-    """Return the placement of each unit of a model; `are_layers` says which units are layers.
-
-    Raises `ConfigurationError` for a plan that does not fit or is for another model, by the number
-    of layers and `parameters`.
-    """
+    """Return the placement of each unit of a model; `are_layers` says which units are layers."""
     if not plan.fits:
         raise ConfigurationError(
             'this plan does not fit; give places such as ["cuda:0", "cpu", "disk"]',

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from math import ceil, comb, gcd, prod
 from typing import Any
 
+from anydevice._core.quantized import BLOCK_TYPES
 from anydevice._core.record import Record, replace
 from anydevice._core.text import shortened
 from anydevice._plan.families import ModelShape, integer
@@ -19,10 +20,7 @@ MatrixBytes = Callable[[int, int, int], int]
 QUANTIZED = {"int8": 8.0, "int4": 4.5}
 """Bits of a weight in the usual formats; with four bits there is a scale for each 64 weights."""
 
-BLOCK_BITS = {
-    "Q4_0": 4.5, "Q4_1": 5, "Q5_0": 5.5, "Q5_1": 6, "Q8_0": 8.5, "Q2_K": 3.125, "Q3_K": 3.5625,
-    "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.5,
-}  # fmt: skip
+BLOCK_BITS = {kind: block.memory_bits for kind, block in BLOCK_TYPES.items()}
 """Bits of a weight in memory, scales included, by GGUF's name of its type."""
 
 SCHEMES = {k.lower(): x for k, x in BLOCK_BITS.items() if k not in ("IQ4_XS", "MXFP4")} | {"fp8": 8}
@@ -68,14 +66,7 @@ class Quantization(Record):
 
 
 def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantization | None:
-    """Return the format of a config's `quantization_config`; `None` if weights are not quantized.
-
-    >>> quantization_of({"quant_method": "gptq", "bits": 4, "group_size": 128}, "").method
-    'gptq'
-
-    A format that is not known is counted by its bits, and `assumed` says so. Raises
-    `ConfigurationError` if a value is not valid for the format.
-    """
+    """Return the format of a config's `quantization_config`; `None` if there is none."""
     if not values:
         return None
     if not isinstance(values, Mapping):
@@ -245,11 +236,7 @@ def _is_quick(pattern: str) -> bool:
 
 
 def quantized(shape: ModelShape, name: str) -> ModelShape:
-    """Return the shape with its layers' weights quantized to "int8" or "int4", as usual.
-
-    Embedding and head stay as they are, and so do activations and cache. It is no longer exact.
-    Raises `ConfigurationError` if the weights are quantized already.
-    """
+    """Return the shape with its layers' weights quantized to "int8" or "int4", as usual."""
     if shape.quantization is not None:
         raise ConfigurationError(
             f"the weights are quantized already ({shape.quantization}): leave dtype out", "dtype"
@@ -263,15 +250,12 @@ def quantized(shape: ModelShape, name: str) -> ModelShape:
 
 
 def in_scheme(shape: ModelShape, scheme: str) -> ModelShape:
-    """Return the shape with its weights quantized to one of `SCHEMES`, and the head as it is then.
-
-    With 6 bits and fewer, the head, or the embedding that stands for it, has 6 bits.
-    """
+    """Return the shape quantized to one of `SCHEMES`, with its head in 6 bits or more."""
     bits = SCHEMES[scheme]
     fine = SCHEMES["q6_k"] if scheme not in ("q8_0", "fp8") else bits
 
-    def size(weights: int, each: float) -> int:
-        return int(weights * each / 8)
+    def size(weights: int, width: float) -> int:
+        return int(weights * width / 8)
 
     tied = shape.tied_embeddings
     note = f"weights quantized to {scheme} are counted with {bits:g} bits each, scales included"

@@ -50,7 +50,6 @@ def cpu_fallback(fn: Callable[P, T]) -> Callable[P, T]:
     they no longer fit, because they have gained gradients, all of them stay on the CPU, with a
     warning. Global and captured arrays are not moved. The first fallback warns with the reason.
 
-    >>> import numpy
     >>> @cpu_fallback
     ... def total(x):
     ...     return x.sum()
@@ -175,11 +174,7 @@ def _device_of(value: Any) -> Device | None:
 
 
 def _put_back(parts: Call, devices: Mapping[str, Device]) -> None:
-    """Move objects that changed in place back, with new leaves such as gradients; all or none.
-
-    Their device has just run out of memory. If they do not fit there, warn: the result matters
-    more than where the model is.
-    """
+    """Move objects that changed in place back with new leaves; if they do not fit, warn."""
     try:
         leaves, rebuild = flatten(parts, is_array)
         values = list(leaves.values)
@@ -219,7 +214,6 @@ def find_batch_size(
     other error is raised as it is. `start` is the largest size that is tried: if it is a power of
     two, so is the result.
 
-    >>> import numpy
     >>> def step(size):
     ...     return numpy.ones(8**size, numpy.int8)
     >>> find_batch_size(step, start=16)

@@ -23,10 +23,7 @@ _BLOCK = 256  # elements that share a scale in 8-bit optimizers
 
 
 class OptimizerMemory(Record):
-    """The state of an optimizer: `values` numbers for each parameter.
-
-    A `temporary` copy of all parameters is made by a step that updates many tensors at once.
-    """
+    """Numbers for each parameter, and whether a step makes a `temporary` copy of all parameters."""
 
     values: int
     eight_bit: bool = False
@@ -214,10 +211,7 @@ def saved_activations(shape: ModelShape, step: TrainingStep) -> int:
 def moments(
     shape: ModelShape, step: TrainingStep, gradients: int, step_extra: int
 ) -> dict[str, int]:
-    """Return the bytes alive beside parameters and optimizer, at each moment that can be the peak.
-
-    `gradients` are the bytes of all of them, `step_extra` what the optimizer's step takes.
-    """
+    """Return the bytes beside parameters and optimizer, at each moment that can be the peak."""
     saved = saved_activations(shape, step)
     layer = _layer(shape, step)
     of_layers = saved - _norm(shape, step)

@@ -88,11 +88,7 @@ class TrainingRun(Record):
 
 
 class CardMemory(Record):
-    """The bytes that a card needs, part by part.
-
-    `overhead` is what a process takes beside its tensors: the driver's context, workspaces, the
-    communicators, and what the allocator holds idle.
-    """
+    """The bytes that a card needs; `overhead` is what a process takes beside its tensors."""
 
     weights: int
     gradients: int
@@ -113,17 +109,7 @@ class CardMemory(Record):
 
 
 def card_memory(shape: ModelShape, run: TrainingRun, cluster: Cluster) -> CardMemory:
-    """Return the memory that a card needs at the peak of a training step.
-
-    >>> from anydevice._plan.cards import cluster_of
-    >>> from anydevice._plan.model import shape_of
-    >>> shape = shape_of(layers=32, hidden=4096, intermediate=11008, heads=32, vocabulary=32000)
-    >>> sixteen, eight = cluster_of("16xH100"), cluster_of("8xH100")
-    >>> run = TrainingRun(context=4096)
-    >>> halved = card_memory(shape, run, sixteen).weights / card_memory(shape, run, eight).weights
-    >>> halved
-    0.5
-    """
+    """Return the memory that a card needs at the peak of a training step."""
     parameters = _stage(shape, run)
     ways = max(1, cluster.cards // (run.tensor * run.pipeline))
     sharded = parameters if run.strategy == "replicate" else -(-parameters // ways)
@@ -150,11 +136,7 @@ def _stage(shape: ModelShape, run: TrainingRun) -> int:
 
 
 def _communication_bytes(shape: ModelShape, run: TrainingRun, several: bool) -> int:
-    """Return the bytes of gathered weights in 16 bits, their buffer, and gradients to reduce.
-
-    Embedding and head are gathered as one, before the first layer, and layers one ahead. A
-    pipeline keeps its stage gathered, and its gradients whole until the last micro-batch.
-    """
+    """Return the bytes of gathered weights in 16 bits, their buffer, and gradients to reduce."""
     parameters = _stage(shape, run)
     if run.strategy == "replicate":
         return (HALF + run.reduced * several) * parameters  # casts, and the buckets of gradients
@@ -168,11 +150,7 @@ def _communication_bytes(shape: ModelShape, run: TrainingRun, several: bool) -> 
 
 
 def _activations(shape: ModelShape, run: TrainingRun) -> int:
-    """Return the bytes saved for the backward pass, and the largest temporary ones beside them.
-
-    A stage of a pipeline holds as many micro-batches as there are stages from it to the last one,
-    which has the loss.
-    """
+    """Return the bytes saved for the backward pass, and the largest temporary ones beside them."""
     elements = saved_elements(shape, run.recompute, run.compiled)
     sums = FLOAT32 * shape.heads if run.recompute != "full" else 0
     layer_bytes = run.rows * (HALF * elements + sums) // run.tensor
@@ -290,18 +268,7 @@ class StepTime(Record):
 def step_time(
     shape: ModelShape, run: TrainingRun, cluster: Cluster, constants: Constants = FITTED
 ) -> StepTime:
-    """Return the time of one step of the optimizer on a card whose rates are known.
-
-    The times of split products, sequences and pipelines are not known.
-
-    >>> from anydevice._plan.cards import cluster_of
-    >>> from anydevice._plan.model import shape_of
-    >>> shape = shape_of(layers=32, hidden=4096, intermediate=11008, heads=32, vocabulary=32000)
-    >>> one = step_time(shape, TrainingRun(context=2048, micro_batch=4), cluster_of("8xH100"))
-    >>> two = step_time(shape, TrainingRun(context=2048, micro_batch=4), cluster_of("8xA100"))
-    >>> 1.5 < two.total / one.total < 3.2
-    True
-    """
+    """Return the time of one step of the optimizer on a card whose rates are known."""
     card, times = cluster.card, run.accumulate
     h100 = card.like == "h100"
     share = constants.h100_products if h100 else constants.a100_products

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice._core.protocols import FixedTensor, Padding, SymbolicTensor, Trace, Windows
+from anydevice._core.protocols import FixedTensor, Padding, SymbolicTensor, Windows
 from anydevice._core.protocols import TracedTensor as Tensor
 from anydevice._proofs.checking.network import Floats
 from anydevice._proofs.evaluation import FUNCTIONS
@@ -52,8 +52,11 @@ class Origin(NamedTuple):
     numbers: Floats
 
 
-class NetworkTrace(Trace):
-    """The network that a traced module computes, primitive by primitive."""
+class NetworkTrace:
+    """The network that a traced module computes, primitive by primitive.
+
+    Shapes are NumPy's, with a batch of one in front.
+    """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.graph = Builder(prod(shape))
@@ -64,6 +67,7 @@ class NetworkTrace(Trace):
 
     @property
     def path(self) -> str:
+        """The module that runs now, for errors."""
         return self.graph.path
 
     @path.setter
@@ -76,6 +80,7 @@ class NetworkTrace(Trace):
     # Shapes
 
     def rearrange(self, change: Callable[..., Any], *tensors: Tensor) -> Tensor:
+        """Move elements: `change` gets NumPy arrays, and copies elements without computing."""
         fixed = [tensor for tensor in tensors if isinstance(tensor, FixedTensor)]
         if len(fixed) == len(tensors):
             off = max(tensor.off for tensor in fixed)
@@ -105,6 +110,7 @@ class NetworkTrace(Trace):
     # Arithmetic
 
     def add(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """Compute `a + scale * b`."""
         if isinstance(a, FixedTensor) and isinstance(b, FixedTensor):
             return _add_fixed(a, b, scale)
         plain = scale in (1.0, -1.0)

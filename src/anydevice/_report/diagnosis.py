@@ -1,7 +1,4 @@
-"""The explanations of `anydevice doctor`: the cause behind each code, and what to do.
-
-Pure data and functions: they read a report, verdicts and an environment, and ask nothing else.
-"""
+"""The explanations of `anydevice doctor`: the cause behind each code, and what to do."""
 
 from __future__ import annotations
 

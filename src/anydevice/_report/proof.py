@@ -73,10 +73,7 @@ def _vector(values: Sequence[float]) -> str:
 def violated_conditions(
     queries: Sequence[Query], x: Sequence[float], y: Sequence[float]
 ) -> list[str]:
-    """Return the conditions that hold for these outputs and must not, in VNN-LIB's notation.
-
-    They are the worst group of rows among the queries whose region contains `x`.
-    """
+    """Return the worst violated conditions of these outputs, in VNN-LIB's notation."""
     worst, conditions = inf, list[str]()
     for query in queries:
         bounds = zip(query.low, x, query.high, strict=False)

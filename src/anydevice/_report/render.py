@@ -1,7 +1,4 @@
-"""Renders the values of all rooms; their `__str__` and `_repr_html_` call it through a hook.
-
-A room of `_report` is loaded when a value of its kind is first rendered.
-"""
+"""Renders the values of all rooms; their `__str__` and `_repr_html_` call it through a hook."""
 
 from __future__ import annotations
 

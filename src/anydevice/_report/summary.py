@@ -40,10 +40,7 @@ def text(
     paint: Paint = plain,
     width: int | None = None,
 ) -> str:
-    """Return the summary that `anydevice` prints; with `choice`, also the chosen device and why.
-
-    With a `width`, lines are broken to fit it, except commands, which stay in one piece.
-    """
+    """Return the summary that `anydevice` prints; with `choice`, also the chosen device and why."""
     names = [entry.name for finding in report for entry in _entries(finding, report)]
     column = max(6, *(len(name) for name in names)) + 2 + len(_GAP)
     lines = [paint(_title(report), "dim"), ""]

@@ -158,7 +158,8 @@ class Machine:
                 return
             size = 0 if is_view else size_of(memory)
             self.require(size, engine, device)
-            array = weakref.ref(memory, lambda _: self._end(key))
+            is_exiting = sys.is_finalizing  # then, modules are gone
+            array = weakref.ref(memory, lambda _: None if is_exiting() else self._end(key))
             self._allocations[key] = _Allocation(array, engine, device, size)
             if engine == "jax":
                 self._donatable.add(key)
@@ -243,11 +244,7 @@ class EngineWithoutCards:
 
 
 class FakeEngine(EngineWithoutCards):
-    """An engine that knows fake devices besides the CPU; its library computes as usual.
-
-    The fake devices of JAX are distinct CPU devices if it shows enough of them: then its own
-    functions tell them apart, too. All others stand for the one CPU.
-    """
+    """An engine that knows fake devices besides the CPU; its library computes as usual."""
 
     def __init__(self, engine: Engine, machine: Machine) -> None:
         super().__init__(engine, machine)
@@ -358,11 +355,7 @@ class FakeEngine(EngineWithoutCards):
         return SimpleNamespace(**own)
 
     def _following(self, function: Any, *, across: bool = False) -> Any:
-        """Return the function with results on the device of its operands.
-
-        If it returns functions, theirs are too. With `across`, operands on several devices are
-        allowed, as for gradients; results are then where their parts were computed.
-        """
+        """Return the function with results on its operands' device; `across` allows several."""
         if not callable(function):
             return function
         is_compiling = _is_compiling(self._engine.name)

@@ -47,7 +47,6 @@ class Batches:
     batches. Without `shuffle`, examples keep the order of the arrays. `whole_only` drops an
     incomplete last batch.
 
-    >>> import numpy
     >>> data = Batches(numpy.arange(5), numpy.arange(5) * 10, size=2, shuffle=False)
     >>> [y.tolist() for x, y in data(seed=0, epoch=1)], len(data)
     ([[0, 10], [20, 30], [40]], 3)
@@ -226,13 +225,7 @@ def placed_batches(
     skipped: Callable[[], None] | None = None,
     place: Callable[[Any], Any] | None = None,
 ) -> Generator[Any, None, None]:
-    """Yield the batches of an epoch on a device, without the first `skip`; epochs count from 1.
-
-    On an accelerator the next batches are placed `ahead`, while the loop computes. `form` converts
-    an item of the data to a batch; by default, to a pair. `skipped` is called after the skipped
-    batches. `place` moves a batch; by default, to `device`. Errors about a batch begin with its
-    number.
-    """
+    """Yield the batches of an epoch, from 1, on a device, without the first `skip`."""
     source = _source(data, seed, epoch)
     place, form = place or placer(device), form or pair_of
 
@@ -287,10 +280,7 @@ def placer(device: Device) -> Callable[[Any], Any]:
 def first_of(
     data: Any, seed: int, epoch: int, name: str, form: Callable[[Any], Any] | None = None
 ) -> Any:
-    """Return the first batch, not placed; `None` if the data can be iterated only once.
-
-    Raises `ConfigurationError` if the data is empty, or the batch is no pair of numeric arrays.
-    """
+    """Return the first batch, not placed; `None` if the data can be iterated only once."""
     if isinstance(data, Iterator):
         return None
     for batch in _source(data, seed, epoch):
@@ -334,11 +324,7 @@ def prefix_error(error: Exception, where: str) -> None:
 
 
 def pair_of(batch: Any) -> tuple[Any, Any]:
-    """Return the x and y of a batch as numeric arrays; raise `ConfigurationError` for others.
-
-    >>> pair_of([[[1.0, 2.0]], [3]])
-    (array([[1., 2.]], dtype=float32), array([3]))
-    """
+    """Return the x and y of a batch as numeric arrays; raise `ConfigurationError` for others."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise ConfigurationError(
             f"a batch must be a pair (x, y), not {_describe(batch)}", source="data"
@@ -360,11 +346,7 @@ def module_batch(batch: Any) -> Any:
 
 
 def rows_of(batch: Any) -> int:
-    """Return the number of examples in a batch.
-
-    >>> rows_of((np.zeros((3, 2)), np.zeros(3)))
-    3
-    """
+    """Return the number of examples in a batch."""
     if type(batch) is tuple and batch and hasattr(batch[0], "shape"):
         shape = batch[0].shape
     else:
@@ -383,11 +365,7 @@ def rows_between(batch: Any, first: int, stop: int) -> Any:
 
 
 def as_numbers(given: Any, name: str) -> Any:
-    """Return numeric arrays in dtypes that every engine supports: float64 becomes float32.
-
-    Lists of numbers become NumPy arrays; integers and other arrays are unchanged. Trees are
-    traversed. Raises `ConfigurationError` for text and for ragged rows.
-    """
+    """Return numeric arrays in dtypes that every engine supports: float64 becomes float32."""
     given = without_tables(given)
     if isinstance(given, np.ndarray):
         return _of_host(given, name)

@@ -40,7 +40,6 @@ class Callback:
     A checkpoint that is due is written first: an error in a callback ends the training, but the
     file has the trained parameters.
 
-    >>> from anydevice import nn
     >>> class StopsWhenGood(nn.Callback):
     ...     def epoch(self, event):
     ...         if event.ended.loss < 0.1:

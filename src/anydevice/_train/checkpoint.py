@@ -27,7 +27,7 @@ from anydevice._core.protocols import StepState
 from anydevice._core.record import NOTHING, Record, as_dict, replace
 from anydevice._core.trees import difference, leaves, mapped, partition, refilled
 from anydevice._formats import model as tensor_files
-from anydevice._formats.packed import Packed
+from anydevice._formats.packed import PackedTree
 from anydevice._libraries.layers import ModuleLayer
 from anydevice._machine.engines.registry import owner_of
 from anydevice._nn.layer import Layer
@@ -111,12 +111,6 @@ def content_of(data: Any) -> dict[str, str]:
     Data of up to 64 MiB is hashed in full; of larger data, at least 700 rows at random positions:
     if 1 % of the rows change, one of them is among these in 999 of 1000 cases. Only data that
     version 0.2 hashed in full has the name "content".
-
-    >>> from anydevice import nn
-    >>> content_of(nn.Batches([1.5, 2.5], [0, 1], size=1))
-    {'content': '4fc98d64ac8d78665331c09f2236dac4'}
-    >>> content_of(lambda seed, epoch: [])
-    {}
     """
     if not isinstance(data, Batches | list | tuple):
         return {}
@@ -183,10 +177,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
 
 
 def lock_training(path: Path) -> ExitStack:
-    """Lock the file of a training until the stack is closed; raise if another one saves to it.
-
-    A file that cannot be locked (Windows, some network drives) is not guarded.
-    """
+    """Lock the file of a training until the stack is closed; raise if another one saves to it."""
     lock = ExitStack()
     try:
         lock.enter_context(FileLock(path))
@@ -214,12 +205,7 @@ def read_checkpoint(
     patient: bool,
     trained: Sequence[bool] | None = None,
 ) -> Checkpoint:
-    """Read the checkpoint of a model with parameters `like` these onto a device.
-
-    `optimizer` is `None` if it manages its own state. A `patient` training tracks the best epoch,
-    from now on if the saved one did not. Raises `TransferError` if the file is damaged, newer or
-    of another kind, and `ConfigurationError` if it belongs to another training.
-    """
+    """Read the checkpoint of a model with parameters `like` these onto a device."""
     contents = tensor_files.read(path, _KIND, device)
     trees, metadata = contents.trees, contents.metadata
     try:
@@ -232,7 +218,7 @@ def read_checkpoint(
         counts = {name: metadata[name] for name in ("batches", "started", "steps")}
         own = None
         if metadata.get("own") is not None:
-            own = Packed(trees.get("own") or {})
+            own = PackedTree(trees.get("own") or {})
             own.text = metadata["own"]
         step = StepState(
             trees["parameters"],
@@ -341,20 +327,7 @@ def _data_difference(before: Any, now: Any, where: str) -> str | None:
 
 
 def fingerprint(value: Any) -> Any:
-    """Return a setting as JSON, for comparisons only.
-
-    Records are represented by class and fields; functions by module, name, closure and defaults,
-    and by code unless they belong to a library. A recomputed layer has the fingerprint of the layer
-    itself, since it computes the same.
-
-    >>> from anydevice import nn
-    >>> fingerprint(nn.Dropout(0.5))
-    {'kind': 'Dropout', '.rate': 0.5}
-    >>> fingerprint(nn.recompute(nn.Dropout(0.5))) == fingerprint(nn.Dropout(0.5))
-    True
-    >>> fingerprint(nn.cross_entropy)
-    {'function': 'anydevice.nn.cross_entropy'}
-    """
+    """Return a setting as JSON, for comparisons only."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, Recomputed):
@@ -384,13 +357,7 @@ def fingerprint(value: Any) -> Any:
 
 
 def setting_difference(before: Any, now: Any, where: str) -> str | None:
-    """Return a sentence about the first difference of two fingerprints; `None` if they are equal.
-
-    >>> from anydevice import nn
-    >>> two = (fingerprint(nn.Chain(nn.Dense(2, size), "relu")) for size in (3, 4))
-    >>> setting_difference(*two, "layer")
-    'its layer.layers[0].outputs was 3, and now it is 4'
-    """
+    """Return a sentence about the first difference of two fingerprints; `None` if there is none."""
     if isinstance(before, dict) and isinstance(now, dict) and _shape(before) == _shape(now):
         return _part_difference(before, now, where)
     if isinstance(before, list) and isinstance(now, list):

@@ -19,7 +19,7 @@ from anydevice._core.protocols import Function, StepState
 from anydevice._core.record import replace
 from anydevice._core.text import format_size, warn
 from anydevice._core.trees import Tree, TreeT, leaves, mapped, refilled
-from anydevice._formats.packed import Packed
+from anydevice._formats.packed import PackedTree
 from anydevice._libraries.layers import ModuleLayer, takes_model
 from anydevice._libraries.precision import Policy
 from anydevice._libraries.registry import adapter_of, part, training_device
@@ -58,10 +58,7 @@ _INSTEAD = "train in one process, or on several devices of JAX, which compute wh
 
 
 def mesh_of(model: Any, device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]:
-    """Return the device of a training, and the mesh if there are several; check the arguments.
-
-    Several devices of PyTorch in one process are a tuple: each needs a process of its own.
-    """
+    """Return the device of a training, and the mesh if there are several; check the arguments."""
     if isinstance(device, list | tuple):
         raise ConfigurationError(
             f"device= is one device, and {device!r} is a list; use devices= for several",
@@ -188,9 +185,9 @@ def _gather_saved(tree: Tree, leads: bool) -> Tree:
         whole = gather(x)
         return to_numpy(whole) if leads else None
 
-    if not isinstance(tree, Packed):
+    if not isinstance(tree, PackedTree):
         return None if tree is None else mapped(host, tree)
-    packed = Packed(mapped(host, dict(tree)))
+    packed = PackedTree(mapped(host, dict(tree)))
     packed.text = tree.text
     return packed
 
@@ -274,11 +271,7 @@ class MeshStrategy(strategies.Strategy):
 
 
 class ProcessStrategy(strategies.Strategy):
-    """A training in several processes of PyTorch, each with its rows of the same batches.
-
-    Gradients are summed, weighted by rows, before any other use. So all processes clip, fail and
-    scale alike, and keep the same parameters.
-    """
+    """A training in several processes of PyTorch, each with its rows of the same batches."""
 
     is_several = True
 

@@ -94,8 +94,6 @@ def predict(
     each row, passed on in batches of `size` rows; an `nn.Batches`; or a loader or a list of
     batches. A batch is an array, a pair (x, y), whose y is ignored, or a dict of inputs by name.
 
-    >>> import numpy
-    >>> from anydevice import nn
     >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu")
     >>> predict(model, numpy.ones((1000, 4))).shape
     (1000, 2)
@@ -140,8 +138,6 @@ def evaluate(
     `nn.predict`, with targets: two arrays (x, y), an `nn.Batches`, or a loader or a list of batches
     (x, y). Batches of Hugging Face, dicts with `labels`, need no loss: the model computes its own.
 
-    >>> import numpy
-    >>> from anydevice import nn
     >>> model = nn.build(nn.Dense(4, 2), device="cpu")
     >>> data = numpy.ones((100, 4)), numpy.zeros(100, int)
     >>> evaluate(model, data, nn.cross_entropy, metrics=["accuracy", "f1"]).examples
@@ -206,11 +202,7 @@ class _Batch(Record):
 
 
 class _Runner:
-    """A model that is ready to run, with everything the loss needs.
-
-    `activation` is the final activation that the loss includes and metrics do not. `module` is the
-    model as passed to a loss that takes the model.
-    """
+    """A model that is ready to run; `activation` and `module` are for its loss."""
 
     def __init__(self, model: Compiled, loss: Any, activation: str | None, module: Any) -> None:
         self.device = model.device

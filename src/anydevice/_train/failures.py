@@ -1,8 +1,4 @@
-"""Errors of a training: the layer that produced NaN, and mistakes in the data or the loss.
-
-A batch with a NaN or infinite loss is run again, with every part of the model watched. Mistakes
-in the data or the loss raise errors of the engine, which knows nothing of layers or classes.
-"""
+"""Errors of a training: the layer that produced NaN, and mistakes in the data or the loss."""
 
 from __future__ import annotations
 
@@ -52,10 +48,7 @@ def failure(
     since: int,
     seed: int,
 ) -> VerificationError:
-    """Return the error for a training that failed at step `since`, with the layer.
-
-    `parameters` are those before that step, and `batches` its batches.
-    """
+    """Return the error for a training that failed after `parameters`, in one of `batches`."""
     batches = list(batches)
     for batch in batches:
         wrong = nonfinite_batch(batch.batch)
@@ -180,11 +173,7 @@ def _hosts(x: Any) -> list[Any]:
 
 
 def explain_error(error: Exception, stepper: Stepper, batch: Any, where: str) -> Exception:
-    """Return the error to raise if the step of this batch failed; `where` is the batch's name.
-
-    It is a `ConfigurationError` if the loss returns anything but one number, or if x has integers
-    for a layer that takes floats; else the error itself, with the batch.
-    """
+    """Return the error to raise if the step of this batch failed; `where` is the batch's name."""
     if isinstance(error, INPUT_ERRORS):
         prefix_error(error, where)
         return _integer_error(stepper, batch, where) or error

@@ -138,11 +138,7 @@ _STEPS_BEFORE_FORECAST = 5
 
 
 class TrainingProgress:
-    """A bar on the error stream while the block runs, on a terminal or in a notebook.
-
-    `wanted` forces the bar on or off. Without a bar, each epoch is a line, and so is a slow
-    compilation, once, unless `wanted` is false.
-    """
+    """A bar on the error stream while the block runs, on a terminal or in a notebook."""
 
     def __init__(
         self, epochs: int, length: int | None, done: int, wanted: bool | None = None
@@ -195,10 +191,7 @@ class TrainingProgress:
             say(_line(epoch, self._epochs))
 
     def ends(self, text: str) -> None:
-        """Show when the training will end, on the bar or the error stream.
-
-        Signal handlers call this, so it avoids Python's streams, which may be in use.
-        """
+        """Show when the training will end, without Python's streams: signal handlers call this."""
         self._ending = text
         if self._shown:
             self._show(self._done, [])
@@ -209,10 +202,7 @@ class TrainingProgress:
     def tell(
         self, epoch: int, position: int, loss: float | None, rate: float, examples: int
     ) -> None:
-        """Show the batch of the epoch, and the total number of examples trained on.
-
-        Speed and time left count from the first call: the time before is mostly compiling.
-        """
+        """Show the batch of the epoch and the examples; time left counts from the first call."""
         self._doing = ""
         done = (epoch - 1) * self._length + position if self._length else epoch - 1
         now = time.monotonic()
@@ -261,11 +251,7 @@ def _line(epoch: Epoch, epochs: int) -> str:
 
 
 def fitted(parts: list[tuple[str, int]], room: int) -> str:
-    """Return the words in order, dropping the highest ranks until the rest fits.
-
-    >>> fitted([("epoch 1/2", 0), ("rate 0.1", 4), ("1:15 left", 2)], 20)
-    'epoch 1/2  1:15 left'
-    """
+    """Return the words in order, dropping the highest ranks until the rest fits."""
     rest = list(parts)
     while sum(len(text) + 2 for text, _ in rest) - 2 > room and len(rest) > 1:
         rest.remove(max(rest, key=lambda word: word[1]))

@@ -1,7 +1,4 @@
-"""Metrics of a model's outputs, added up over batches.
-
-Counts and sums stay on the device until the end, so no batch waits; ranks are computed on the host.
-"""
+"""Metrics of a model's outputs, added up over batches on the device."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ class Metric(Record):
 
     The state before the first batch is `None`.
 
-    >>> import numpy
     >>> metric = metric_of("accuracy")
     >>> state = metric.add(None, numpy.array([[0.0, 1.0]]), numpy.array([1]))
     >>> state = metric.add(state, numpy.array([[0.0, 1.0]]), numpy.array([0]))
@@ -186,7 +182,6 @@ def accuracy(output: Array, target: Array, *, threshold: float = 0.0) -> float:
     The output is (…, classes) for targets (…) of class ids; -100 is ignored. If the output has the
     target's shape, numbers above `threshold` mean yes: 0 is for logits, 0.5 for probabilities.
 
-    >>> import numpy
     >>> accuracy(numpy.array([[0.1, 0.9], [0.8, 0.2]]), numpy.array([1, 1]))
     0.5
     """
@@ -198,7 +193,6 @@ def top_k(output: Array, target: Array, k: int = 5) -> float:
 
     Its name as a metric is `"top_5"`, or with another number.
 
-    >>> import numpy
     >>> top_k(numpy.array([[0.1, 0.2, 0.7], [0.3, 0.6, 0.1]]), numpy.array([1, 2]), k=2)
     0.5
     """
@@ -208,7 +202,6 @@ def top_k(output: Array, target: Array, k: int = 5) -> float:
 def mean_absolute_error(output: Array, target: Array) -> float:
     """Return the mean of |output - target| over two arrays of one shape.
 
-    >>> import numpy
     >>> mean_absolute_error(numpy.array([1.0, 2.0]), numpy.array([1.0, 4.0]))
     1.0
     """
@@ -221,7 +214,6 @@ def f1(output: Array, target: Array, *, threshold: float = 0.0) -> float:
     Output and target are as in `accuracy`, with two classes. It is 0 if class 1 is neither
     predicted nor in the target.
 
-    >>> import numpy
     >>> f1(numpy.array([2.0, 1.0, -1.0]), numpy.array([1, 0, 0]))
     0.6666666666666666
     """
@@ -231,7 +223,6 @@ def f1(output: Array, target: Array, *, threshold: float = 0.0) -> float:
 def macro_f1(output: Array, target: Array, *, threshold: float = 0.0) -> float:
     """Return the mean F1 over all classes that are predicted or in the target.
 
-    >>> import numpy
     >>> macro_f1(numpy.eye(3), numpy.array([0, 1, 1]))
     0.5555555555555555
     """
@@ -243,7 +234,6 @@ def auc(output: Array, target: Array) -> float:
 
     Targets above 0 are positive. NaN if all are of one class, or a score is NaN.
 
-    >>> import numpy
     >>> auc(numpy.array([0.1, 0.4, 0.35, 0.8]), numpy.array([0, 0, 1, 1]))
     0.75
     """
@@ -266,13 +256,7 @@ METRICS: dict[str, Metric] = {
 
 
 def metric_of(spec: Any, threshold: float = 0.0) -> Metric:
-    """Return the metric of a name or a function; outputs above `threshold` mean yes.
-
-    >>> metric_of("top_3"), metric_of(accuracy, threshold=0.5)
-    (_TopK(name='top_3', k=3), _Accuracy(name='accuracy', threshold=0.5))
-
-    Raises `ConfigurationError`, listing the names, for anything else.
-    """
+    """Return the metric of a name or a function; outputs above `threshold` mean yes."""
     metric = _named_metric(spec, threshold)
     if metric is not None:
         return metric
@@ -289,11 +273,7 @@ def metric_of(spec: Any, threshold: float = 0.0) -> Metric:
 
 
 def metrics_of(specs: Any, threshold: float = 0.0) -> list[Metric]:
-    """Return the metrics for names and functions: one, several, or several under your own names.
-
-    >>> [metric.name for metric in metrics_of(["accuracy", max])]
-    ['accuracy', 'max']
-    """
+    """Return the metrics for names and functions: one, several, or several under your own names."""
     if isinstance(specs, Mapping):
         metrics = [replace(metric_of(spec, threshold), name=name) for name, spec in specs.items()]
     else:

@@ -1,7 +1,4 @@
-"""The global random generators of Python, NumPy, PyTorch and MLX: saving and restoring them.
-
-Loaders shuffle with them, and modules of PyTorch and MLX use them for dropout. A state is JSON.
-"""
+"""The global random generators of Python, NumPy, PyTorch and MLX: their states as JSON."""
 
 from __future__ import annotations
 

@@ -88,18 +88,7 @@ def _is_ours(layer: Layer) -> bool:
 
 
 def default_optimize(device: Device, model: Model, epochs: int, batches: int | None) -> str:
-    """Return how to compile by default; `batches` is the length of an epoch, if it is known.
-
-    PyTorch's compiler takes half a minute on a CPU for any model, and saves a part of each step.
-    So only a long training is compiled there. The rule depends on sizes alone, so that the same
-    training always compiles the same way.
-
-    >>> from anydevice import nn
-    >>> cpu = Device("cpu", engine="torch")
-    >>> small = nn.build(nn.Dense(64, 128), "relu", nn.Dense(128, 10), device="cpu")
-    >>> default_optimize(cpu, small, 10, 57), default_optimize(cpu, small, 10_000, 57)
-    ('none', 'default')
-    """
+    """Return how to compile by default: PyTorch's compiler pays in long trainings only."""
     if device.engine != "torch" or device.kind != "cpu":
         return "default"
     used = model.parameter_count * math.prod(model.output_shape[:-1]) + _STEP_OVERHEAD
@@ -107,10 +96,7 @@ def default_optimize(device: Device, model: Model, epochs: int, batches: int | N
 
 
 class CompiledSteps:
-    """Compiles the functions of a step; `how` describes the result; `quiet` suppresses warnings.
-
-    `fixed` promises that the values the functions close over never change.
-    """
+    """Compiles the functions of a step; with `fixed`, the values they close over never change."""
 
     def __init__(self, engine: Engine, optimize: str, *, fixed: bool) -> None:
         compilers = compilers_for(engine, optimize)

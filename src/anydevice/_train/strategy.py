@@ -1,7 +1,4 @@
-"""The placement of a training: on one device here, on several in subclasses.
-
-The steps stay the same; a strategy places their arrays, and adds the communication.
-"""
+"""The placement of a training: on one device here, on several in subclasses."""
 
 from __future__ import annotations
 

@@ -154,8 +154,6 @@ def train(
     arrays. `loss` is a function of the output and `y`, or its name. `x` and `y` are arrays of any
     library or lists of numbers; float64 is rounded to float32.
 
-    >>> import numpy
-    >>> from anydevice import nn
     >>> x = numpy.linspace(-1, 1, 64, dtype=numpy.float32).reshape(64, 1)
     >>> model = nn.build(nn.Dense(1, 16), "tanh", nn.Dense(16, 1), device="cpu")
     >>> data = nn.Batches(x, x**2, size=16)

@@ -1,8 +1,4 @@
-"""`nn.Training`: a training for your own loop, step by step.
-
-Losses are read only now and then, so that steps start without waiting. The batches since the last
-reading are kept: the one that failed is run again to find the layer.
-"""
+"""`nn.Training`: a training for your own loop, step by step."""
 
 from __future__ import annotations
 
@@ -95,8 +91,6 @@ class Training:
     in its output, as in Hugging Face. `loader` gives the batches, like the data of `nn.train`:
     pairs, or dicts of the model's arguments.
 
-    >>> import numpy
-    >>> from anydevice import nn
     >>> x = numpy.linspace(-1, 1, 64, dtype=numpy.float32).reshape(64, 1)
     >>> model = nn.build(nn.Dense(1, 16), "tanh", nn.Dense(16, 1), device="cpu")
     >>> data = nn.Batches(x, x**2, size=16)

@@ -32,7 +32,7 @@ class Loaded(Record):
         model, estimate = self.model, self.model.plan.estimate
         size = f"{format_count(estimate.parameters)} parameters in {model.dtype}"
         yield f"{model.name}: {size}, a context of {model.context:,} tokens"
-        yield f"On {model.device} with {model.device.engine}, because {self.reason}."
+        yield f"On {model.device} with {model.executor}, because {self.reason}."
         yield from (f"{sentence}." for sentence in self.unmet)
         parts = ((name.replace("_", "-"), getattr(estimate, name)) for name in PARTS)
         sizes = ", ".join(f"{name} {format_size(size)}" for name, size in parts if size)
@@ -45,6 +45,7 @@ class Loaded(Record):
             "model": model.name,
             "device": str(model.device),
             "engine": model.device.engine,
+            "executor": model.executor,
             "reason": self.reason,
             "dtype": model.dtype,
             "context": model.context,

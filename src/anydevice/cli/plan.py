@@ -1,7 +1,4 @@
-"""`anydevice plan`: whether a model fits, where, and what would fit if it does not.
-
-With `--on`, for cards that need not be here; with `--train`, for training on them.
-"""
+"""`anydevice plan`: whether a model fits, on which cards, and what would fit if it does not."""
 
 from __future__ import annotations
 

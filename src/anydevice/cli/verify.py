@@ -121,10 +121,7 @@ class Rows:
 def show(
     verdicts: Verdicts, output: Output, filters: Mapping[str, Sequence[str] | None] = NOTHING
 ) -> None:
-    """Print what failed, why something is unsupported or was not reached, and the result.
-
-    The last line repeats what failed, else the run with its `filters`.
-    """
+    """Print what failed, why something is unsupported or was not reached, and the result."""
     output.say("")
     for state in FAILED:
         cells = verdicts.of(state)

@@ -49,11 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Watch until q, Ctrl-C or a signal to end; return 0.
-
-    JSON is one object a line, with the time and every device; with --once it is written for
-    people too. A terminal that cannot be drawn on gets lines, as a pipe does.
-    """
+    """Watch until q, Ctrl-C or a signal to end; return 0."""
     cards = cards_among(arguments.device or ())
     if arguments.once:
         if arguments.json:
@@ -116,10 +112,7 @@ def _sample(usages: Sequence[DeviceUsage]) -> dict[str, object]:
 def frame(
     usages: Sequence[DeviceUsage], output: Output, *, width: int, height: int | None = None
 ) -> list[str]:
-    """Return the lines of the view, within `width` and `height`: a block a card, and its processes.
-
-    A narrow view omits the least important figures, a low one processes and then cards.
-    """
+    """Return the lines of the view: a block a card, and its processes, as far as there is room."""
     blocks = [list(_block(usage, width)) for usage in usages]
     left = _MAX_PROCESSES * len(blocks)
     if height is not None:
@@ -235,10 +228,7 @@ def _paint_line(pieces: list[Piece], width: int, output: Output) -> str:
 
 
 class DeviceUsage(Record):
-    """The usage of one card at one moment; sizes are bytes, `None` if unknown.
-
-    `also` are the other names of the card. Of the CPU, `processes` are only the largest.
-    """
+    """The usage of one card at one moment, in bytes; `also` are the other names of the card."""
 
     device: str
     name: str
@@ -281,15 +271,7 @@ class DeviceUsage(Record):
 
 
 def cards_among(names: Sequence[str] = ()) -> tuple[Card, ...]:
-    """Return every card that a driver shows, usable or not, or the named ones.
-
-    A driver's view of the CPU and the CPU's further names count only if named. Raises
-    `ConfigurationError` for an unknown name, and `DeviceNotFoundError` for one that this machine
-    lacks.
-
-    >>> [str(card[0]) for card in cards_among(["cpu"])]
-    ['cpu']
-    """
+    """Return every card that a driver shows, or the named ones; raise if one is not there."""
     wishes = [name.strip().lower() for name in names]
     for name in wishes:
         check_wish(name, "--device")

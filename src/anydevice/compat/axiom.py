@@ -349,7 +349,6 @@ def ensure(
 
     The claim is saved with the model; `compile(…, verify=True)` proves it for the compiled weights.
 
-    >>> from anydevice import proofs
     >>> @ensure(proofs.within(0, 1), over=proofs.box(-1.0, 1.0))
     ... def share():
     ...     return chain(Dense(2, 8), relu, Dense(8, 1), sigmoid)
@@ -384,7 +383,6 @@ def prove(
     returned. With other inputs, `holds` is called with each, and their number is returned.
     `VerificationError` names the first input for which it fails.
 
-    >>> from anydevice import proofs
     >>> prove(range(10), lambda x: x * x >= x)
     10
     >>> with anydevice.use_device("cpu"):

@@ -294,6 +294,7 @@ def test_prefer_keeps_comments_and_writes_the_project_s_file(home: Path) -> None
 
 def test_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with testing.fake_machine(cuda=1, engines=["numpy"]):
+        anydevice.device()  # before somebody listens
         with caplog.at_level("DEBUG", logger="anydevice"):
             anydevice.device()
             anydevice.device()  # the same choice, from memory

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
+import anydevice
+from anydevice import llm
 from anydevice._machine.engines.library_settings import _THREAD_VARIABLES
 from tests.programs import run_python
 
@@ -67,3 +70,21 @@ def test_late_threads_change_what_can_change_and_name_the_others() -> None:
     for library in ("JAX", "PyOpenCL"):
         assert f"threads comes too late for {library}, which has started" in done.stderr
     assert "NumPy" not in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:threads comes too late")
+def test_a_language_model_in_onnxruntime_takes_the_number_when_it_is_loaded(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    from tests.llm.quantized_files import write_folders
+    from tests.llm.test_quantized import SIZES, random_state
+    from tests.llm.tokenizer_files import BYTES
+
+    state = {name: x + n / 64 for n, (name, x) in enumerate(random_state().items())}
+    folder, _ = write_folders(tmp_path, SIZES, state, "int4")
+    (folder / "tokenizer.json").write_text(json.dumps(BYTES))
+    for threads in (1, 3):
+        anydevice.configure(threads=threads)
+        executor = llm.load(folder, "cpu")._executor
+        sessions = [executor._head, *(session for _, session in executor.sections)]
+        options = [session._session.get_session_options() for session in sessions]
+        assert {each.intra_op_num_threads for each in options} == {threads}

@@ -16,11 +16,7 @@ _THRESHOLD = 2**20
 
 
 def return_freed_memory() -> None:
-    """Have glibc map each block of 1 MiB or more alone, and unmap it when it is freed.
-
-    Does nothing on other C libraries, with `configure(return_memory=False)`, or if the environment
-    sets the threshold.
-    """
+    """Have glibc unmap freed blocks of 1 MiB or more, unless settings say otherwise."""
     chosen = "MALLOC_MMAP_THRESHOLD_" in os.environ
     chosen |= "mmap_threshold" in os.environ.get("GLIBC_TUNABLES", "")
     if current()[0].return_memory and not chosen:

@@ -1,8 +1,4 @@
-"""Out of memory: every library's own error becomes an `OutOfMemoryError`, which says what to do.
-
-Nothing here takes time before an error. After one, the memory of the failed call is freed, and the
-message omits facts that cannot be read without memory.
-"""
+"""Out of memory: every library's own error becomes an `OutOfMemoryError` that says what to do."""
 
 from __future__ import annotations
 
@@ -52,13 +48,7 @@ class RanOut(Record):
 
 
 def ran_out(error: BaseException) -> RanOut | None:
-    """Return the out-of-memory error in a chain of causes; `None` if there is none.
-
-    A group counts only if each of its errors does: no other error may be hidden.
-
-    >>> ran_out(MemoryError()) is None, ran_out(ValueError()) is None
-    (False, True)
-    """
+    """Return the out-of-memory error in a chain of causes, if a group has no other; else `None`."""
     return _ran_out(error, frozenset())
 
 
@@ -95,11 +85,6 @@ def as_oom_error(
 
     The frames of its traceback are cleared, so that keeping the error does not keep the memory.
     Frames that are still running, such as the caller's, cannot be cleared.
-
-    >>> print(as_oom_error(MemoryError()))  # doctest: +ELLIPSIS
-    cpu is out of memory: ...
-    >>> as_oom_error(ValueError("something else")) is None
-    True
     """
     match = ran_out(error)
     if match is None:
@@ -140,30 +125,14 @@ def raise_if_oom(
 
 
 def in_a_line(error: BaseException, device: Device | None = None) -> str:
-    """Return an error in one line, with its class; translate an out-of-memory error.
-
-    >>> in_a_line(ValueError("no such thing"))
-    'ValueError: no such thing'
-    """
+    """Return an error in one line, with its class; translate an out-of-memory error."""
     translated = as_oom_error(error, device) or error
     first = (str(translated).strip() or "no message").splitlines()[0]
     return f"{type(translated).__name__}: {first}"
 
 
 class translating_oom:  # noqa: N801 - it is used like a function
-    """A block, or a decorated function, in which running out of memory is an `OutOfMemoryError`.
-
-    For code that calls a library itself.
-
-    >>> import numpy
-    >>> with translating_oom("cpu"):
-    ...     numpy.ones(2**50)
-    Traceback (most recent call last):
-    ...
-    anydevice.errors.OutOfMemoryError: cpu is out of memory: 8192.0 TiB were asked for, ...
-
-    Any other error passes through untouched.
-    """
+    """A block, or decorated function, in which running out of memory is an `OutOfMemoryError`."""
 
     def __init__(self, device: Device | str | None = None, *, what: str = "") -> None:
         self._device = Device(device) if isinstance(device, str) else device
@@ -194,11 +163,7 @@ class translating_oom:  # noqa: N801 - it is used like a function
 
 
 def clear_frames(error: BaseException) -> None:
-    """Clear the frames in the tracebacks of an error and of its causes.
-
-    Their variables would keep the arrays of the failed call alive as long as the error lives.
-    Frames that are still running stay, and so do those of unfinished generators and coroutines.
-    """
+    """Clear the frames of an error and its causes, which would keep the call's arrays alive."""
     frames = [
         frame for cause in _behind(error) for frame, _ in traceback.walk_tb(cause.__traceback__)
     ]
@@ -226,10 +191,7 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
 
 
 def _unfinished_frames(frames: list[FrameType]) -> set[FrameType | None]:
-    """Return the frames of generators and coroutines that have not ended.
-
-    Before Python 3.13, clearing one ends its generator. Only an unfinished owner refers to it.
-    """
+    """Return the frames of unfinished generators and coroutines, which clearing would end."""
     resumable = [frame for frame in frames if frame.f_code.co_flags & _RESUMABLE]
     unfinished: set[FrameType | None] = set()
     for owner in gc.get_referrers(*resumable) if resumable else ():
@@ -332,9 +294,6 @@ def place_of_error(
     """Return the device whose memory ran out: from the error's text, else `device`.
 
     Placing on a card can fail because the host is out of memory, and the other way round.
-
-    >>> place_of_error(MemoryError(), None, Device("cuda:0"))
-    Device("cpu")
     """
     if engine is None:
         return Device("cpu")
@@ -351,11 +310,7 @@ def place_of_error(
 
 
 def headline(place: Device | None, requested: int | None, facts: Facts | None) -> str:
-    """Return the first line: whose memory, how much was requested, how much is free.
-
-    >>> headline(Device("cuda:0"), 2**31, Facts("a card", total_memory=2**34, free_memory=2**30))
-    'cuda:0 is out of memory: 2.0 GiB were asked for, 1.0 GiB of 16.0 GiB are free'
-    """
+    """Return the first line: whose memory, how much was requested, how much is free."""
     parts = [f"{format_size(requested)} were asked for"] if requested is not None else []
     if facts is not None and facts.free_memory is not None:
         of = f" of {format_size(facts.total_memory)}" if facts.total_memory is not None else ""

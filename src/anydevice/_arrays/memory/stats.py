@@ -1,9 +1,4 @@
-"""Memory of a device: its size, the free part, the part of this process, and its release.
-
-A library caches memory that its arrays no longer need, and JAX preallocates most of a card. Such
-memory is `reserved` and not `free`, but available to this process at once. So pressure depends on
-available memory: free memory, and reserved memory that is not in use.
-"""
+"""Memory of a device: its size, the free part, the part of this process, and its release."""
 
 from __future__ import annotations
 
@@ -127,10 +122,7 @@ def memory_stats(device: Device | str | None = None) -> MemoryStats:
 
 
 class PeakMeter:
-    """The highest memory in use on a device, in bytes, since the meter was made.
-
-    On a CPU it is the memory of the whole process. `before` is what was in use at the start.
-    """
+    """The peak of memory in use on a device since the meter was made, and the use `before`."""
 
     def __init__(self, device: Device) -> None:
         self._counter = _ProcessCounter() if device.backend == "cpu" else _LibraryCounter(device)
@@ -197,7 +189,6 @@ def release(device: Device | str | None = None) -> None:
     stays, and so does what JAX preallocated: it keeps that until its process ends. Later
     allocations and copies have to allocate again, so call this only when memory is short.
 
-    >>> import anydevice
     >>> anydevice.release("cpu")
 
     Imports and starts no library. Raises `DeviceNotFoundError` if the given device is not usable.
@@ -218,11 +209,7 @@ def free_what_failed() -> None:
 
 
 def pressure_of(usable: int | None, available: int | None) -> Pressure | None:
-    """Return how full a device is, in a word.
-
-    >>> pressure_of(100, 50), pressure_of(100, 40), pressure_of(100, 20), pressure_of(100, 5)
-    ('low', 'medium', 'high', 'critical')
-    """
+    """Return how full a device is, in a word."""
     if not usable or available is None:
         return None
     taken = (usable - available) / usable

@@ -56,15 +56,7 @@ LARGEST_NORMAL = 8.3
 
 
 class Scratch:
-    """Memory for intermediate results, used again for each chunk of an array.
-
-    Allocating and clearing it each time would take as long as computing.
-
-    >>> scratch = Scratch()
-    >>> first = scratch("squares", 2, 3)
-    >>> first.shape, np.shares_memory(first, scratch("squares", 4))
-    ((2, 3), True)
-    """
+    """Memory for intermediate results, used again for each chunk of an array."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, Any], NDArray[Any]] = {}
@@ -283,11 +275,7 @@ class Random:
         return made
 
     def _below(self, span: int, bits: int, words: Words, start: int) -> NDArray[np.uint64]:
-        """Return numbers below `span`.
-
-        A rejected number takes the words at the same position of a further stream, so it does not
-        depend on how many numbers were drawn with it.
-        """
+        """Return numbers below `span`; a rejected one takes the same words of a further stream."""
         numbers, again = to_integers(words, span, bits)
         per_number = bits // 32
         turn = 0
@@ -351,7 +339,6 @@ def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Ra
     `seed` is an integer of 0 or more, or the `state` of a generator to continue from. The numbers
     are arrays of the device's engine on `device`; the default is `anydevice.device()`.
 
-    >>> import anydevice
     >>> random = rng(7, anydevice.device("cpu", engine="numpy"))
     >>> random.uniform(2).tolist()
     [0.16372650861740112, 0.8720734119415283]
@@ -371,11 +358,7 @@ def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Ra
 
 
 def in_pieces(count: int, step: int, work: Callable[[int, int, Scratch], None]) -> None:
-    """Call `work(begin, end, scratch)` for all chunks of `range(count)`, `step` long each.
-
-    Many chunks are divided among several threads, each with its own scratch memory, in any order.
-    An error in one thread ends the others after their chunk, and is raised.
-    """
+    """Call `work(begin, end, scratch)` for chunks of `range(count)`, many on several threads."""
     begins = deque(range(0, count, step))
     threads = min(len(begins) // _PIECES_WORTH_A_THREAD, MOST_THREADS)
     threads = threads if threads < 2 else min(threads, usable_cores())
@@ -427,12 +410,7 @@ def joined(words: Words) -> NDArray[np.uint64]:
 
 
 def to_uniform(low: float, high: float, dtype: np.dtype[Any]) -> Transform:
-    """Return the transform to numbers of `dtype` from `low` up to, but never, `high`.
-
-    Numbers that `dtype` cannot hold exactly are rounded down: the distribution stays exact, and
-    rounding never gives `high`. Raises `ConfigurationError` if `dtype` has none between, or a bound
-    is outside of the range of `dtype`.
-    """
+    """Return the transform to numbers of `dtype` from `low` to below `high`: see `uniform`."""
     reach = _reach(dtype)
     if not (-reach <= low < high <= reach and math.isfinite(high - low)):
         raise ConfigurationError(
@@ -464,11 +442,7 @@ def to_uniform(low: float, high: float, dtype: np.dtype[Any]) -> Transform:
 
 
 def to_normal(mean: float, std: float, dtype: np.dtype[Any]) -> Transform:
-    """Return the transform to normal numbers: each the quantile of a uniform number.
-
-    A 16-bit number is the float32 of the same words, rounded. Raises `ConfigurationError` for a
-    negative `std`, and if numbers would be outside of the range of `dtype`.
-    """
+    """Return the transform to normal numbers: each the quantile of a uniform number."""
     reach = _reach(dtype)
     if not (std >= 0 and abs(mean) + LARGEST_NORMAL * std <= reach):
         raise ConfigurationError(
@@ -494,11 +468,7 @@ def to_normal(mean: float, std: float, dtype: np.dtype[Any]) -> Transform:
 
 
 def to_integers(words: Words, span: int, bits: int) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
-    """Return integers from 0 up to, but not, `span`, and the positions of rejected ones.
-
-    Rejection sampling: words above the last multiple of `span` would make small integers more
-    likely than large ones, and are drawn again.
-    """
+    """Return integers from 0 to below `span`, by rejection sampling, and the rejected places."""
     drawn = joined(words) if bits == 64 else words.astype(np.uint64)
     if span == 2**bits:
         return drawn, np.empty(0, dtype=np.intp)
@@ -577,13 +547,7 @@ _FAR_TAIL = _columns(
 
 
 def normal_quantile(p: Doubles, scratch: Scratch | None = None) -> Doubles:
-    """Return the quantile of the standard normal distribution at `p`, for 0 < p < 1.
-
-    `p` has one axis. With a `scratch`, the result lies in it, until the next call with it.
-
-    >>> normal_quantile(np.array([0.5, 0.975])).round(6).tolist()
-    [0.0, 1.959964]
-    """
+    """Return the quantile of the standard normal distribution at `p`, perhaps in `scratch`."""
     scratch = scratch or Scratch()
     count = len(p)
     from_half = np.subtract(p, 0.5, out=scratch("from half", count))

@@ -25,7 +25,7 @@ _OPEN, _EMPTY = -1, -2  # numbers of nodes that are being walked, or have no arr
 
 
 class Leaf:
-    """One array: its `value`, and the `path` of its first occurrence, which only errors make."""
+    """One array: its `value`, and the `path` of its first occurrence, made only for errors."""
 
     __slots__ = ("_node", "_position", "value")
 
@@ -49,7 +49,7 @@ class Leaf:
 
 
 class Leaves:
-    """The arrays of a tree. Each `Leaf` is made on demand: thousands would trigger a collection."""
+    """The arrays of a tree. Each `Leaf` is made on demand: many would trigger a collection."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -138,14 +138,6 @@ def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[Leaves, Rebuild
     """Return the arrays of a tree, each once and in order, and a function that rebuilds it.
 
     `is_array` says what an array is. Any other value that is not a container stays as it is.
-
-    >>> import numpy
-    >>> tree = {"weight": [numpy.ones(2), 3], "name": "layer"}
-    >>> leaves, rebuild = flatten(tree, lambda value: isinstance(value, numpy.ndarray))
-    >>> leaves[0].path
-    "['weight'][0]"
-    >>> rebuild(["another array"])
-    {'weight': ['another array', 3], 'name': 'layer'}
 
     Raises `TransferError`, with the path, if a tree contains itself or cannot be taken apart.
     """

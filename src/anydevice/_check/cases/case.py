@@ -15,6 +15,7 @@ import numpy as np
 
 from anydevice._check.budgets import Budget, exact
 from anydevice._core.dtypes import DTYPES, DType
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.record import NOTHING, Record
 
 Array = np.ndarray[Any, Any]
@@ -37,7 +38,7 @@ _BLOCK = 1_048_573
 
 
 class Call(Record):
-    """The arguments of one call of an op: NumPy arrays, lists of them, and plain values."""
+    """The arguments of a call: NumPy arrays, lists of them, quantized weights, plain values."""
 
     arguments: tuple[Any, ...]
     options: Mapping[str, Any] = NOTHING
@@ -46,6 +47,8 @@ class Call(Record):
         """Return every array of the call, in order."""
         leaves: list[Array] = []
         for value in (*self.arguments, *self.options.values()):
+            if isinstance(value, QuantizedWeight):
+                value = list(value.arrays.values())
             several = value if isinstance(value, list) else [value]
             leaves += [x for x in several if isinstance(x, np.ndarray)]
         return leaves

@@ -35,7 +35,9 @@ from anydevice._check.cases.case import (
 )
 from anydevice._check.cases.decoding import DYNAMIC, LLAMA3, LONGROPE, YARN
 from anydevice._check.cases.elementwise import FLUSHED
+from anydevice._check.cases.quantized import draw_weight, fitting_schemes
 from anydevice._core.dtypes import DTYPES
+from anydevice._core.quantized import QuantizedWeight
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -105,6 +107,8 @@ einsum: 'ij,jk->ik'/'ij,jk->ki'/'ij,jk->i'/'ij,jk->'/'kj,ji', i m, m f | plain |
 einsum: 'ijkl->lijk'/'ijkl->kj'/'ijkl->jl'/'ijkl->'/'ijkl->kjil'/'ljki', c n i b | plain | repeats
 einsum: 'abij,abjk->abik'/'abij,abjk->bki'/'abij,abjk->ia', b c f m, b c m h | plain | repeats
 einsum: 'ij,jk,kl->il'/'ij,jk,kl->lki'/'ij,jk,kl->j', i m, m f, f c | plain | repeats
+quantized_linear: B m K, $weight, o? | plain heavy zeros nans
+dequantize: $matrix; dtype=$own; rows=//I@o
 rmsnorm: Y!, l:normal positive, 1e-5/1e-3/1e-6 | plain heavy odd zeros large
 layernorm: Y!, l?:normal, l?:normal, 1e-6/1e-3/1e-5 | plain heavy odd zeros offset
 layernorm: Y!, l?:normal, l?:normal, 0.0 | normal
@@ -150,11 +154,15 @@ SIZES: Mapping[str, Sequence[int]] = {
     **dict.fromkeys("yxvw", (5, 6, 7, 9, 12, 16, 33)),
     "d": (2, 4, 8, 16, 32, 36, 64, 64, 80, 100, 128),
     "u": (1, 8, 16, 33, 40, 64, 77),
+    "K": (32, 64, 96, 256, 512, 1024),
+    "o": (1, 2, 7, 33, 64, 257),
     "q": (1, 1, 2, 3, 5, 9, 17, 33),
     "r": (50, 3000, 200000),
 }
 """The same for some letters."""
-LARGE = {"y": 1031, "x": 1033, "v": 515, "w": 517, "d": 8, "r": 99} | dict.fromkeys("bhgcfpqij", 1)
+LARGE = {"y": 1031, "x": 1033, "v": 515, "w": 517, "d": 8, "r": 99, "K": 32} | dict.fromkeys(
+    "bhgcfpqij", 1
+)
 """The same in a large call, where one axis is longer than 2¹⁸; all others are 5."""
 EQUAL = "bhmknctf"
 """Sizes that may be equal."""
@@ -381,6 +389,11 @@ def _attend(s: Space, made: Call) -> Call:
     return call(q, k, v, **options)
 
 
+def _weight(s: Space, *shape: int) -> QuantizedWeight:
+    columns = shape[-1]
+    return draw_weight(s, s.pick(f"scheme of {columns}", fitting_schemes(columns)), *shape)
+
+
 def _axes(s: Space, x: Shape) -> Any:
     sets = [axes for size in range(1, len(x) + 1) for axes in combinations(range(len(x)), size)]
     some = s.pick(f"axes of {len(x)}", (None, (), *sets, *sets[: len(x)] * 2))
@@ -437,6 +450,10 @@ def _cuts(s: Space, x: Shape) -> Any:
 
 VALUES: Mapping[str, Callable[[Space, Shape], Any]] = {
     "axis": lambda s, x: s.axis,
+    "weight": lambda s, x: _weight(s, *s.size("o"), *s.size("K")),
+    "matrix": lambda s, x: (
+        _weight(s, 2**14, 64) if s.vast else _weight(s, *s.size("o"), *s.size("K"))
+    ),
     "axes": _axes,
     "new": lambda s, x: s.pick(f"new axis of {len(x)}", range(-len(x) - 1, len(x) + 1)),
     "k": lambda s, x: s.pick("k", (1, x[-1], s.whole(1, x[-1]), min(5, x[-1]))),

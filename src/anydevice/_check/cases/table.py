@@ -45,6 +45,7 @@ from anydevice._check.cases.case import (
 from anydevice._check.cases.decoding import ATTENTION
 from anydevice._check.cases.elementwise import ELEMENTWISE
 from anydevice._check.cases.layers import HIDDEN, LAYERS, VOCABULARY
+from anydevice._check.cases.quantized import QUANTIZED
 from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
 from anydevice.errors import ConfigurationError
@@ -521,7 +522,8 @@ UPDATES: tuple[Row, ...] = (
 
 
 TABLE: Mapping[str, Row] = {
-    row.op: row for row in (*LAYERS, *ATTENTION, *ALONG_AXES, *MANIPULATION, *ELEMENTWISE, *UPDATES)
+    row.op: row
+    for row in (*LAYERS, *QUANTIZED, *ATTENTION, *ALONG_AXES, *MANIPULATION, *ELEMENTWISE, *UPDATES)
 }
 
 

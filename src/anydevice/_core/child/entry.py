@@ -47,10 +47,7 @@ def _server(file: str, tell: Any, arguments: Any) -> Any:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent has ended, even while a driver hangs.
-
-    The parent holds the other end of the standard input, which closes with it.
-    """
+    """End this process when its standard input closes, as it does when its parent ends."""
     import _thread
     import select
 

@@ -77,11 +77,7 @@ class Question:
         self._began = time.monotonic()
 
     def finish(self, limit: float) -> Outcome:
-        """Return the outcome, at most `limit` seconds after the start.
-
-        Returns with the answer, without waiting for the child to end: a process that has used a
-        GPU ends slowly.
-        """
+        """Return the outcome, at most `limit` seconds after the start; the child may run on."""
         process = self._process
         if process is None:
             return Outcome("not_started", error=self._problem)
@@ -189,11 +185,7 @@ class Conversation:
         _conversations.add(self)
 
     def ask(self, question: Any, *, limit: float) -> Outcome:
-        """Return the outcome of a question, at most `limit` seconds later.
-
-        For some seconds after a failure, every question returns the same failure, so that a driver
-        that hangs does not delay each of them.
-        """
+        """Return the outcome within `limit` seconds; for some seconds, a failure is repeated."""
         with self._lock.native:
             if time.monotonic() < self._not_before:
                 return self._failed

@@ -24,11 +24,7 @@ _ON_GPU = (2, 10, 13)
 
 
 class CupyEngine(BaseEngine):
-    """Arrays of CuPy.
-
-    CuPy keeps no account of the streams that use an array: synchronize a stream of your own before
-    you release an array that it uses.
-    """
+    """Arrays of CuPy, which does not track streams: synchronize yours before releasing an array."""
 
     name = "cupy"
     has_views = True

@@ -182,10 +182,7 @@ class CupyPrimitives(
 
     @_there
     def write(self, x: ndarray, new: ndarray, positions: ndarray) -> ndarray:
-        """Write into `x` and return it, without reading positions on the host.
-
-        A row out of range repeats the first row of its batch that is in range, or what is there.
-        """
+        """Write into `x` and return it; rows out of range repeat another write of their batch."""
         if not new.size or not x.size:
             return x
         inside, safe = self._clamp(positions, x.shape[2])

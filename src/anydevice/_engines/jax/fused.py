@@ -1,8 +1,4 @@
-"""Whole ops on JAX, each compiled as one program, or part of the program that is being traced.
-
-Updates of optimizers are one program for a whole list. Rate and step are its arguments, since they
-change; the other numbers are constants, with all of Python's digits.
-"""
+"""Whole ops on JAX, each compiled as one program, or part of the program that is being traced."""
 
 from __future__ import annotations
 
@@ -95,7 +91,7 @@ def _product_of_bits(x: Array, weight: QuantizedWeight) -> Array:
             numbers = codes.astype(jnp.float32) - weight.zero
         else:
             numbers = jnp.asarray(weight.table, jnp.float32)[codes]
-        numbers = numbers.reshape(*weight.scales.shape, -1) * scales
+        numbers = numbers.reshape(*weight.scales.shape, weight.block // count) * scales
         numbers = numbers if minimums is None else numbers + minimums
         own_x = x[..., at::count]
         total += _product(own_x, numbers.reshape(len(numbers), -1).astype(x.dtype), x.dtype)
@@ -495,11 +491,7 @@ def _of_lists(update: Function, count: int) -> Function:
 
 
 def _update_each(update: Function, *lists: list[Array] | None) -> tuple[list[Array] | None, ...]:
-    """Return parameters and states after `update(full, parameter, gradient, *states)`.
-
-    All are computed in float32 or more, to which `full` casts, and rounded to their own dtypes.
-    `lists` are parameters, gradients and states; a state may be `None`, for all parameters.
-    """
+    """Return parameters and states after `update(full, parameter, gradient, *states)`."""
     results = []
     given = [arrays for arrays in lists if arrays is not None]
     for parameter, gradient, *states in zip(*given, strict=True):

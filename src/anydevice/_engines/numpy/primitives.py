@@ -265,10 +265,7 @@ _BLOCK = 1 << 14
 
 @cache
 def _series() -> Array:
-    """Return the Taylor series of the error function around each centre, a row a power.
-
-    Its derivatives are Hermite polynomials times exp(-c²), by their recurrence.
-    """
+    """Return the Taylor series of the error function around each centre, by Hermite polynomials."""
     centre = np.arange(_ONE_FROM * _CENTRES + 1) / _CENTRES
     before, hermite = np.zeros_like(centre), np.ones_like(centre)
     slope = 2 / math.sqrt(math.pi) * np.exp(-centre * centre)

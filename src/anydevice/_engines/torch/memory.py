@@ -60,11 +60,7 @@ class TorchMemory(BaseMemory):
             module.reset_peak_memory_stats(target)
 
     def set_limit(self, device: Device, limit: int | None) -> str | None:
-        """Limit what PyTorch may hold of a GPU, with its cache.
-
-        The limit waits until PyTorch starts the GPU. Lifting it restores the share from before; on
-        Metal, which does not tell one, PyTorch's own.
-        """
+        """Limit PyTorch on a GPU once it starts it; `None` restores the share from before."""
         target = ENGINE.native(device)
         if target.type == "cpu":
             if limit is None:

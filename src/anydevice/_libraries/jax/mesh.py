@@ -1,7 +1,4 @@
-"""Arrays over the devices of a mesh, by JAX's own sharding. Importing this imports JAX.
-
-With several processes, each makes the parts of an array for its own devices.
-"""
+"""Arrays over the devices of a mesh, by JAX's own sharding. Importing this imports JAX."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -19,13 +16,16 @@ from jax._src.lib import _jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from anydevice._core.device import Device
-from anydevice._core.protocols import Launched, MeshLike
+from anydevice._core.protocols import Launched
 from anydevice._core.text import joined
 from anydevice._libraries.exchange import HostExchange
 from anydevice._libraries.group import free_port, meet, prove
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.library_settings import jax_started
 from anydevice.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from anydevice._parallel.mesh import Mesh
 
 _AXES = ("replicate", "shard")
 _HEARTBEAT = 20
@@ -61,10 +61,7 @@ def is_joined() -> bool:
 
 
 def join(launched: Launched | None) -> JaxProcesses:
-    """Return the processes of `jax.distributed`, joining them if necessary.
-
-    Raises `ConfigurationError` if JAX has already started its devices.
-    """
+    """Return the processes of `jax.distributed`, joined before JAX starts its devices."""
     if not is_joined():
         assert launched is not None, "a process alone joins none"
         if jax_started():
@@ -109,7 +106,7 @@ def _end_failed() -> None:
         os._exit(code & 0xFF if isinstance(code, int) else 1)
 
 
-def sharded(x: jax.Array, mesh: MeshLike) -> jax.Array:
+def sharded(x: jax.Array, mesh: Mesh) -> jax.Array:
     """Return an array cut along its longest axis that divides evenly, else replicated."""
     spec: list[str | None] = [None] * x.ndim
     axes = [axis for axis, size in enumerate(x.shape) if size and size % mesh.shard == 0]
@@ -119,16 +116,13 @@ def sharded(x: jax.Array, mesh: MeshLike) -> jax.Array:
     return _place(x, mesh, PartitionSpec(*spec))
 
 
-def replicated(x: jax.Array, mesh: MeshLike) -> jax.Array:
+def replicated(x: jax.Array, mesh: Mesh) -> jax.Array:
     """Return a copy of an array on every device."""
     return _place(x, mesh, PartitionSpec())
 
 
-def divided(x: jax.Array, mesh: MeshLike) -> jax.Array:
-    """Return an array with its rows divided over all devices, replicated if that is uneven.
-
-    Compiled code divides uneven rows too: XLA pads them, and keeps the padding out of every sum.
-    """
+def divided(x: jax.Array, mesh: Mesh) -> jax.Array:
+    """Return an array with its rows divided over all devices, replicated if that is uneven."""
     if isinstance(x, jax.core.Tracer) and x.ndim:
         place = NamedSharding(_native(mesh), PartitionSpec(_AXES))
         return jax.lax.with_sharding_constraint(x, place)
@@ -155,7 +149,7 @@ def bytes_a_device(tree: Any) -> dict[Device, int]:
     return sizes
 
 
-def of_processes(numbers: Sequence[int], mesh: MeshLike) -> Any:
+def of_processes(numbers: Sequence[int], mesh: Mesh) -> Any:
     """Return the numbers of each process, one row each, ready once all have called this."""
     JaxProcesses.calls += 1
     mine = np.asarray([numbers], np.int32)
@@ -170,7 +164,7 @@ def _one_each(devices: int, place: NamedSharding) -> Any:
     return jax.jit(lambda rows: rows[::devices], out_shardings=place)
 
 
-def _place(x: jax.Array, mesh: MeshLike, spec: PartitionSpec) -> Any:
+def _place(x: jax.Array, mesh: Mesh, spec: PartitionSpec) -> Any:
     place = NamedSharding(_native(mesh), spec)
     if mesh.group is None:
         return jax.device_put(x, place)
@@ -187,7 +181,7 @@ def _placed_as(place: NamedSharding) -> Any:
     return jax.jit(lambda x: x, out_shardings=place)
 
 
-def _native(mesh: MeshLike) -> Any:
+def _native(mesh: Mesh) -> Any:
     return _make_grid(mesh.devices, mesh.replicate, mesh.shard, mesh.group is not None)
 
 

@@ -233,10 +233,7 @@ def in_inference(model: Any) -> Iterator[Any]:
 
 
 def _with_module(function: Any, old: Any, new: Any, depth: int = 0) -> Any:
-    """Return the function over another module; unchanged if it is not over `old`.
-
-    `jax.jit` is unwrapped, since the whole is compiled anyway.
-    """
+    """Return the function over another module, without `jax.jit`; unchanged if not over `old`."""
     if function is old:
         return new
     if isinstance(function, jax.stages.Wrapped):

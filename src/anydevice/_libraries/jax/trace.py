@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from anydevice._core.protocols import FixedTensor, Trace, Windows
+from anydevice._core.protocols import FixedTensor, Windows
 from anydevice._core.protocols import TracedTensor as Traced
 from anydevice._libraries.base import ModelAdapter, host_array, recording
 from anydevice._libraries.jax.module import EquinoxAdapter, JaxAdapter
+
+if TYPE_CHECKING:
+    from anydevice._proofs.tracing import NetworkTrace as Trace
 
 Rule = Callable[..., Any]
 Sizes = Sequence[int]

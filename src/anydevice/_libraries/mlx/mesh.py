@@ -27,10 +27,7 @@ class RingProcesses(HostExchange):
         return gathered.reshape(self.size, *numbers.shape)
 
     def sum(self, arrays: Sequence[mx.array], share: float = 1.0) -> list[mx.array]:
-        """Return the sums of arrays over all processes, each weighted by the process's share.
-
-        Compilers can trace this. Arrays of a process with share 0 are ignored, even NaN.
-        """
+        """Return sums over all processes, weighted by shares; a share of 0 excludes even NaN."""
         flat = mx.concatenate([x.reshape(-1).astype(mx.float32) for x in arrays])
         flat = flat * share if share else mx.zeros_like(flat)
         total = mx.distributed.all_sum(flat, group=_ring())
@@ -62,10 +59,7 @@ def _ring() -> Any:
 
 
 def join(launched: Launched | None) -> RingProcesses:
-    """Join the processes of the ring; they prove that they belong together.
-
-    Raises `UnsupportedError` without MLX's launcher.
-    """
+    """Join the processes of MLX's launcher; they prove that they belong together."""
     if _RING not in os.environ:
         raise Absent(
             "MLX does not know where its processes are",

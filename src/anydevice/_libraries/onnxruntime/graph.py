@@ -36,7 +36,7 @@ Write = Callable[[Any, Rows], None]
 """Writes rows of a matrix: their numbers, or a slice, and the rows."""
 
 
-class Matrix(Record):
+class GraphMatrix(Record):
     """A matrix (rows, columns) that is read when a session takes it.
 
     `like` is one of its rows, which tells its scheme; `read` calls a function with all its rows.
@@ -48,7 +48,7 @@ class Matrix(Record):
     read: Callable[[Write], None]
 
 
-class Constant(Record):
+class GraphConstant(Record):
     """Arrays of one session that are filled together: their names, shapes and dtypes.
 
     Those that are `packed` are weights of products, of which onnxruntime makes its own copies.
@@ -59,7 +59,7 @@ class Constant(Record):
     packed: bool = False
 
 
-class Graph:
+class GraphWriter:
     """The nodes, inputs, outputs and constants of a graph."""
 
     def __init__(self, accuracy: int = 4) -> None:
@@ -69,7 +69,7 @@ class Graph:
         self._outputs: list[Any] = []
         self._small: list[Any] = []
         self._named: dict[Any, str] = {}
-        self.constants: list[Constant] = []
+        self.constants: list[GraphConstant] = []
         self.products: set[tuple[int, int, int]] = set()
         """The kinds of products: bits, block and accuracy level; float32 has 32 bits."""
 
@@ -108,28 +108,32 @@ class Graph:
                 self._small.append(onnx.numpy_helper.from_array(array, name))
             else:
                 copy = lambda views: np.copyto(views[0], array)  # noqa: E731
-                self.constants.append(Constant(((name, array.shape, array.dtype.name),), copy))
+                self.constants.append(GraphConstant(((name, array.shape, array.dtype.name),), copy))
         return self._named[key]
 
-    def product(self, x: str, matrices: Sequence[Matrix], bias: HostArray | None = None) -> str:
+    def product(
+        self, x: str, matrices: Sequence[GraphMatrix], bias: HostArray | None = None
+    ) -> str:
         """Multiply x (…, columns) with stacked matrices, and add a bias."""
         results, start = [], 0
         for group in _of_one_scheme(matrices):
             rows = sum(matrix.rows for matrix in group)
             own = None if bias is None else bias[start : start + rows]
             quantized = isinstance(group[0].like, QuantizedWeight)
-            results.append((self._quantized if quantized else self._float)(x, group, rows, own))
+            results.append(
+                (self._multiply_quantized if quantized else self._multiply)(x, group, rows, own)
+            )
             start += rows
         return results[0] if len(results) == 1 else self.node("Concat", *results, axis=-1)
 
-    def _float(self, x: str, group: list[Matrix], rows: int, bias: Any) -> str:
+    def _multiply(self, x: str, group: list[GraphMatrix], rows: int, bias: Any) -> str:
         columns = group[0].columns
         name = self._weights(group, (((rows, columns), "float32"),), lambda rows: (rows,))[0]
         self.products.add((32, 16, 0))
         y = self.node("FusedMatMul", x, name, domain=OWN, transB=1)
         return y if bias is None else self.node("Add", y, self.constant(bias))
 
-    def _quantized(self, x: str, group: list[Matrix], rows: int, bias: Any) -> str:
+    def _multiply_quantized(self, x: str, group: list[GraphMatrix], rows: int, bias: Any) -> str:
         like, columns = group[0].like, group[0].columns
         bits = 4 if like.bits <= 4 and like.table is None else 8
         blocks = columns // like.block
@@ -163,7 +167,10 @@ class Graph:
         return self._named[key]
 
     def _weights(
-        self, group: list[Matrix], shapes: Sequence[Any], convert: Callable[[Rows], Sequence[Any]]
+        self,
+        group: list[GraphMatrix],
+        shapes: Sequence[Any],
+        convert: Callable[[Rows], Sequence[Any]],
     ) -> list[str]:
         """Add the constants of stacked matrices; `convert` makes them from rows."""
         number = len(self.constants)
@@ -182,12 +189,12 @@ class Graph:
                 start += matrix.rows
 
         arrays = tuple((name, *spec) for name, spec in zip(names, shapes, strict=True))
-        self.constants.append(Constant(arrays, fill, packed=True))
+        self.constants.append(GraphConstant(arrays, fill, packed=True))
         return names
 
     def serialize(self) -> bytes:
         """Return the graph as bytes of a model, with large constants declared only."""
-        outside = [_declared(*array) for constant in self.constants for array in constant.arrays]
+        outside = [_external(*array) for constant in self.constants for array in constant.arrays]
         graph = helper.make_graph(
             self._nodes,
             "decoder",
@@ -229,9 +236,9 @@ def _has_minimums(like: QuantizedWeight) -> bool:
     return like.minimums is not None
 
 
-def _of_one_scheme(matrices: Sequence[Matrix]) -> Iterator[list[Matrix]]:
+def _of_one_scheme(matrices: Sequence[GraphMatrix]) -> Iterator[list[GraphMatrix]]:
     """Yield runs of matrices with one scheme, which are multiplied at once."""
-    groups: dict[int, list[Matrix]] = {}
+    groups: dict[int, list[GraphMatrix]] = {}
     last: Any = None
     for matrix in matrices:
         scheme = getattr(matrix.like, "scheme", None)
@@ -250,7 +257,7 @@ def _kind(dtype: str) -> int:
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-def _declared(name: str, shape: tuple[int, ...], dtype: str) -> Any:
+def _external(name: str, shape: tuple[int, ...], dtype: str) -> Any:
     """Return a constant whose bytes the session is given."""
     tensor = TensorProto(name=name, dims=shape, data_type=_kind(dtype))
     tensor.data_location = TensorProto.EXTERNAL

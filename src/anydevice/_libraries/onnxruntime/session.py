@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
@@ -16,7 +18,7 @@ import numpy as np
 import onnxruntime
 
 from anydevice._core.quantized import QuantizedWeight
-from anydevice._libraries.onnxruntime.graph import OUTSIDE, Constant, Graph, Matrix
+from anydevice._libraries.onnxruntime.graph import OUTSIDE, GraphConstant, GraphMatrix, GraphWriter
 from anydevice.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -27,6 +29,27 @@ ALIGNMENT = 64
 """Bytes to which arrays are aligned."""
 
 
+@lru_cache(maxsize=1)
+def share_arena() -> None:
+    """Register the arena in which sessions with `use_env_allocators` keep what they compute with.
+
+    Without it each has its own, as large as its largest prompt.
+    """
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    exact = onnxruntime.OrtArenaCfg({"arena_extend_strategy": 1})
+    with suppress(Exception):  # the process has one; each kind of error has its own class
+        onnxruntime.create_and_register_allocator(memory, exact)
+
+
+def trim_heap() -> None:
+    """Give free memory of the C library back to the system, if it is glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 class Session:
     """A graph that runs on arrays of NumPy, which it reads and writes in place.
 
@@ -34,14 +57,22 @@ class Session:
     the system, if this build never reads them again.
     """
 
-    def __init__(self, graph: Graph, threads: int, alone: bool = True) -> None:
+    def __init__(self, graph: GraphWriter, threads: int, alone: bool = True) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 4  # errors are raised, too
+        options.enable_mem_pattern = False  # it keeps memory for each shape of the inputs
+        share_arena()
+        for entry in ("use_env_allocators", "use_device_allocator_for_initializers"):
+            options.add_session_config_entry(f"session.{entry}", "1")
         if not alone:  # other sessions need the cores when this one has run
             options.add_session_config_entry("session.force_spinning_stop", "1")
-        self._packed = _Memory([constant for constant in graph.constants if constant.packed])
-        self._kept = _Memory([constant for constant in graph.constants if not constant.packed])
+        self._packed = _ConstantMemory(
+            [constant for constant in graph.constants if constant.packed]
+        )
+        self._kept = _ConstantMemory(
+            [constant for constant in graph.constants if not constant.packed]
+        )
         arrays = self._packed.arrays | self._kept.arrays
         # External initializers would be copied, and these are not. onnxruntime refers to them.
         self._values = {name: _value(array) for name, array in arrays.items()}
@@ -57,7 +88,7 @@ class Session:
             except Exception as error:  # each kind of error has its own class, below Exception
                 raise UnsupportedError(f"onnxruntime cannot run this graph: {error}") from error
 
-    def release(self, graph: Graph) -> None:
+    def release(self, graph: GraphWriter) -> None:
         """Give the originals of packed weights back to the system, if that is safe."""
         if sys.platform == "linux" and all(keeps_copies(*product) for product in graph.products):
             self._packed.block.madvise(mmap.MADV_DONTNEED)
@@ -84,10 +115,10 @@ class Session:
         return run
 
 
-class _Memory:
+class _ConstantMemory:
     """The arrays of constants, filled, in one block of memory."""
 
-    def __init__(self, constants: Sequence[Constant]) -> None:
+    def __init__(self, constants: Sequence[GraphConstant]) -> None:
         self.arrays: dict[str, HostArray] = {}
         specs = [spec for constant in constants for spec in constant.arrays]
         sizes = [prod(shape) * np.dtype(dtype).itemsize for _, shape, dtype in specs]
@@ -114,8 +145,8 @@ def keeps_copies(bits: int, block: int, accuracy: int) -> bool:
         weight = QuantizedWeight(
             "", (rows, columns), bits, block, codes, scales, zero=1 << (bits - 1)
         )
-    graph = Graph(accuracy)
-    matrix = Matrix(rows, columns, weight, lambda write: write(slice(None), weight))
+    graph = GraphWriter(accuracy)
+    matrix = GraphMatrix(rows, columns, weight, lambda write: write(slice(None), weight))
     x = graph.input("x", ["rows", columns])
     graph.output("y", ["rows", rows], graph.product(x, [matrix]))
     session, results = Session(graph, 1), list[Any]()

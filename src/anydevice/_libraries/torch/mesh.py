@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,12 +25,15 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
-from anydevice._core.protocols import Launched, MeshLike
+from anydevice._core.protocols import Launched
 from anydevice._core.record import Record, replace
 from anydevice._core.trees import mapped
 from anydevice._libraries.exchange import HostExchange
 from anydevice._libraries.group import PortBoard, free_port, meet, seal, stop_watching, unseal
 from anydevice._machine.engines import registry
+
+if TYPE_CHECKING:
+    from anydevice._parallel.mesh import Mesh
 
 # The names before PyTorch 2.13 are deprecated.
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
@@ -178,10 +181,7 @@ def _count_collectives() -> dict[str, int]:
 
 
 def leave() -> None:
-    """End the group when the program ends: a process that leaves early would break the others.
-
-    A program that failed does not wait for the others, which may wait for it: they see it end.
-    """
+    """End the group with the program; one that failed does not wait for the others."""
     if not distributed.is_initialized() or getattr(sys, "last_value", None) is not None:
         return
     stop_watching()
@@ -200,7 +200,7 @@ def part_of(x: torch.Tensor) -> Any:
 class Layout(Record):
     """The layout of a tensor over the processes of a mesh: the axis it is cut along, its shape."""
 
-    mesh: MeshLike
+    mesh: Mesh
     axis: int | None
     shape: tuple[int, ...]
 
@@ -228,10 +228,7 @@ class Layout(Record):
 
 
 class _Gathered(torch.autograd.Function):  # type: ignore[misc]
-    """The parts of a group joined along `axis`; `None` if each process has the whole tensor.
-
-    Gradients are summed over the group and over `copies`, or else taken from this process.
-    """
+    """The parts of a group joined along `axis` if any; gradients are summed over both groups."""
 
     @staticmethod
     def forward(part: torch.Tensor, axis: int | None, size: int, parts: Any, copies: Any) -> Any:
@@ -289,7 +286,7 @@ def _pad_rows(rows: torch.Tensor, count: int) -> Any:
     return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
 
 
-def layout_of(x: torch.Tensor, mesh: MeshLike) -> Layout:
+def layout_of(x: torch.Tensor, mesh: Mesh) -> Layout:
     """Return the layout of a tensor: cut along its longest axis that divides evenly, if any."""
     shape = tuple(x.shape)
     axes = [axis for axis, size in enumerate(shape) if size]
@@ -298,7 +295,7 @@ def layout_of(x: torch.Tensor, mesh: MeshLike) -> Layout:
     return Layout(mesh, longest, shape)
 
 
-def sharded(x: torch.Tensor, mesh: MeshLike) -> Any:
+def sharded(x: torch.Tensor, mesh: Mesh) -> Any:
     """Cut a tensor into a `DTensor` with the first process's values, unless it is cut already."""
     if isinstance(x, DTensor):
         return x
@@ -330,11 +327,8 @@ def joined_as(other: torch.Tensor, part: torch.Tensor) -> Any:
     )  # fmt: skip
 
 
-def fully_sharded(module: torch.nn.Module, mesh: MeshLike) -> Any:
-    """Return the module, sharded in place by FSDP2.
-
-    Its blocks are sharded and gathered one by one. Gradients become sums over all processes.
-    """
+def fully_sharded(module: torch.nn.Module, mesh: Mesh) -> Any:
+    """Shard the module in place by FSDP2, block by block; gradients become global sums."""
     try:
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -382,7 +376,7 @@ class JoinedLoss:
     the rows of the batch; its share of the batch; and the ranges of all processes.
     """
 
-    def __init__(self, loss: Any, mesh: MeshLike) -> None:
+    def __init__(self, loss: Any, mesh: Mesh) -> None:
         self.loss, self.is_on = loss, False
         self.rows: tuple[Rows, float, Sequence[tuple[int, int]]] | None = None
         self._mesh = mesh
@@ -419,12 +413,9 @@ def whole(x: torch.Tensor) -> Any:
 
 
 def clip_parts(
-    parts: Sequence[torch.Tensor], counts: Sequence[bool], limit: float, mesh: MeshLike
+    parts: Sequence[torch.Tensor], counts: Sequence[bool], limit: float, mesh: Mesh
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Clip gradients that are divided over processes to a global norm; return both.
-
-    `counts` tells whether a part counts here: one that each process has whole counts only once.
-    """
+    """Clip gradients that are divided over processes to a global norm; return both."""
     squares = [x.float().square().sum() for x, own in zip(parts, counts, strict=True) if own]
     square = torch.stack(squares).sum() if squares else parts[0].new_zeros((), dtype=torch.float32)
     norm = summed(square, mesh).sqrt()
@@ -432,14 +423,14 @@ def clip_parts(
     return [(x * factor).to(x.dtype) for x in parts], norm
 
 
-def summed(x: torch.Tensor, mesh: MeshLike) -> Any:
+def summed(x: torch.Tensor, mesh: Mesh) -> Any:
     """Return the sum of a tensor over the processes of one group of shards."""
     total = x.detach().clone()
     distributed.all_reduce(total, group=grid_of(mesh).get_group(1))
     return total
 
 
-def grid_of(mesh: MeshLike) -> Any:
+def grid_of(mesh: Mesh) -> Any:
     """Return the mesh as a PyTorch mesh with two axes."""
     sizes = mesh.replicate, mesh.shard
     kind = "cuda" if mesh.devices[0].backend in ("cuda", "rocm") else mesh.devices[0].backend

@@ -1,14 +1,10 @@
-"""PyTorch modules with layers in several places: their units, and forwards that fetch weights.
-
-The layers are the list of modules with the most parameters; modules before it belong to the first
-layer, modules after it to the last. Each layer gets its inputs on its own device.
-"""
+"""PyTorch modules with layers in several places: their units, and forwards that fetch weights."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,35 +12,19 @@ from torch import nn
 
 from anydevice._arrays.move import refuse_mismatch
 from anydevice._core.device import Device
-from anydevice._core.locks import ForkSafeLock
 from anydevice._engines.torch.recompute import recompute, tensors_in
 from anydevice._machine.engines import registry
 from anydevice.errors import AnyDeviceError, ConfigurationError, DeviceMismatchError
+
+if TYPE_CHECKING:
+    from anydevice._parallel.offload import Fetcher
 
 Units = Mapping[str, tuple[Any, bool]]
 """Modules by name, in order, and whether each is a layer."""
 
 
-class WeightFetcher(Protocol):
-    """Fetches the weights of parts to a device, one part ahead; a call holds `turn` meanwhile."""
-
-    turn: ForkSafeLock
-
-    def acquire(self, number: int) -> list[Any]:
-        """Return the arrays of a part on the device."""
-
-    def release(self, number: int, result: Any) -> None:
-        """Release the memory of a part for another."""
-
-    def close(self) -> None:
-        """Discard the prefetched parts."""
-
-
 def module_units(module: nn.Module) -> Units:
-    """Return the units that a module can be cut into.
-
-    Raises `ConfigurationError` for a module without a list of layers.
-    """
+    """Return the units that a module can be cut into; it needs a list of layers."""
     blocks = _blocks(module)
     if blocks is None:
         raise ConfigurationError(
@@ -183,7 +163,7 @@ def stream_weights(
     part: nn.Module,
     number: int,
     weights: Sequence[torch.Tensor],
-    fetcher: WeightFetcher,
+    fetcher: Fetcher,
     device: Device,
 ) -> Callable[..., Any]:
     """Return a forward function that first fetches its weights to the device."""

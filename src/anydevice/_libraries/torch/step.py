@@ -1,7 +1,4 @@
-"""Steps of PyTorch modules, as in a hand-written loop: autograd, autocast, optimizers.
-
-The module is trained in place, and the user's optimizer keeps its state.
-"""
+"""Steps of PyTorch modules in place, as in a hand-written loop: autograd, autocast, optimizers."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,11 +16,11 @@ from anydevice._arrays.move import to_device
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent, consuming
-from anydevice._core.protocols import MeshLike, ModuleStrategy, StepCompiler, Stepper, StepState
+from anydevice._core.protocols import Stepper, StepState
 from anydevice._core.trees import Tree, mapped
 from anydevice._formats.packed import packed, unpacked
 from anydevice._libraries.base import in_mode
-from anydevice._libraries.layers import ModuleLayer, StepSettings, loss_and_output
+from anydevice._libraries.layers import ModuleLayer, loss_and_output
 from anydevice._libraries.precision import cast_parameters
 from anydevice._libraries.torch.mesh import Group, cut_as, fully_sharded, joined_as, part_of, whole
 from anydevice._libraries.torch.pipeline import move_tensor
@@ -32,6 +29,11 @@ from anydevice._machine.engines import registry
 from anydevice._nn.layer import Run
 from anydevice._nn.optimizers import Optimizer
 from anydevice.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from anydevice._parallel.mesh import Mesh
+    from anydevice._train.step_config import CompiledSteps, StepConfig
+    from anydevice._train.strategy import Strategy
 
 _CPU = Device("cpu", engine="torch")
 
@@ -94,18 +96,14 @@ class TorchLayer(ModuleLayer):
 
 
 class TorchStepper(Stepper):
-    """Takes steps of a module with an optimizer of `torch.optim`, or one of ours.
-
-    `schedule` is one of `torch.optim.lr_scheduler`, or `None`. A loss that is NaN or infinite stops
-    all later steps; on an accelerator it is detected after the steps in flight.
-    """
+    """Takes steps of a module; a NaN or infinite loss stops all later ones."""
 
     def __init__(
         self,
-        strategy: ModuleStrategy,
-        config: StepSettings,
+        strategy: Strategy,
+        config: StepConfig,
         state: StepState,
-        compiler: StepCompiler,
+        compiler: CompiledSteps,
         optimizer: Any,
         schedule: Any,
     ) -> None:
@@ -424,7 +422,7 @@ class ShardedLayer(TorchLayer):
 
 
 def shard_layer(
-    layer: TorchLayer, dtype: str, mesh: MeshLike, group: Group, optimizer: Any
+    layer: TorchLayer, dtype: str, mesh: Mesh, group: Group, optimizer: Any
 ) -> ShardedLayer:
     """Return a copy with the first process's values, sharded by FSDP2; `optimizer` trains it."""
     layer.placed(_CPU, dtype)

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anydevice._core.protocols import FixedTensor, SymbolicTensor, Trace, Windows
+from anydevice._core.protocols import FixedTensor, SymbolicTensor, Windows
 from anydevice._core.protocols import TracedTensor as Traced
 from anydevice._libraries.base import ModelAdapter, host_array
+
+if TYPE_CHECKING:
+    from anydevice._proofs.tracing import NetworkTrace as Trace
 
 Rule = Callable[..., Any]
 Sizes = Sequence[int]

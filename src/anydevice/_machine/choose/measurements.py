@@ -20,11 +20,7 @@ _cache: tuple[object, dict[str, dict[str, float]]] = (None, {})
 
 
 def measured_engines(devices: Iterable[Device]) -> tuple[Measured, ...]:
-    """Return the fastest engine of every device on which several were measured.
-
-    Engines are compared by their total over the cases that all of them ran. Measurements with
-    another driver or another version of a library do not count.
-    """
+    """Return the fastest engine of each device, by the cases that all its engines ran."""
     saved = read_measurements()
     if not saved:  # then the libraries need not be read
         return ()

@@ -37,7 +37,7 @@ _block: ContextVar[Device | None] = ContextVar("anydevice_block", default=None)
 _process: Device | None = None
 _said: set[str] = set()
 _known_choices: dict[object, _KnownChoice] = {}  # by the key of a simple request
-_modules: tuple[str, ...] = ("logging", *(row.module for row in registry.BUILT_IN.values()))
+_modules = tuple(row.module for row in registry.BUILT_IN.values())
 _MAX_KNOWN_CHOICES = 64
 
 _UNASKED = ("configure", "order of backends")
@@ -71,13 +71,17 @@ def device(
     found fastest on the device, if it was run. `min_free` skips devices with less free memory
     (bytes or "20GiB").
 
-    >>> import anydevice
     >>> str(anydevice.device(["tpu", "cpu"]))
     'cpu'
     """
     global _modules
     key = _key(spec, engine) if min_free is None else None
-    situation = (settings.state(), _variables(), [name in sys.modules for name in _modules])
+    level = None
+    if "logging" in sys.modules:  # a choice from memory is logged to new listeners
+        import logging
+
+        level = logging.getLogger("anydevice").getEffectiveLevel()
+    situation = (settings.state(), _variables(), [name in sys.modules for name in _modules], level)
     block, process = _block.get(), _process
     known = None if key is None else _known_choices.get(key)
     if known is not None and known.holds(situation, block):
@@ -104,18 +108,12 @@ def device(
         if len(_known_choices) >= _MAX_KNOWN_CHOICES:
             _known_choices.clear()
         _known_choices[key] = _KnownChoice(situation, block, process, report, result)
-        _modules = ("logging", *(row.module for row in registry.rows().values()))
+        _modules = tuple(row.module for row in registry.rows().values())
     return result
 
 
 def one_device(spec: str | Device | None = None, *, engine: str | None = None) -> Device:
-    """Return `device(spec, engine=engine)`, but refuse a list, which may mean several devices.
-
-    >>> one_device(["cpu:0", "cpu:1"])
-    Traceback (most recent call last):
-    anydevice.errors.ConfigurationError: this takes one device, not the list ['cpu:0', 'cpu:1']; \
-anydevice.device(['cpu:0', 'cpu:1']) returns its first usable one
-    """
+    """Return `device(spec, engine=engine)`, but refuse a list, which may mean several devices."""
     if isinstance(spec, list | tuple):
         named = [str(one) for one in spec]
         raise ConfigurationError(
@@ -180,7 +178,6 @@ def set_device(spec: Spec, *, engine: str | None = None) -> Device | None:
 class use_device:  # noqa: N801 - it is used like a function
     """Make this the device of a block or decorated function, for the current thread or task.
 
-    >>> import anydevice
     >>> with anydevice.use_device("cpu") as here:
     ...     anydevice.device() == here
     True
@@ -416,11 +413,7 @@ _NAMES = ("device", "devicetype")
 
 
 def device_from_library(spec: Any) -> Device | None:
-    """Return the device that a library's own object stands for, with that library as its engine.
-
-    `None` if it is no such object. Raises `DeviceNotFoundError` if the library does not see that
-    device. Imports nothing: the library of such an object is imported already.
-    """
+    """Return the device that a library's own object stands for, with its engine, or `None`."""
     kind = type(spec)
     package = kind.__module__.partition(".")[0]
     name = _PACKAGES.get(package, package)

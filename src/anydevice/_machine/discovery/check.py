@@ -31,11 +31,7 @@ _PROBE = str(Path(__file__).with_name("matmul_probe"))
 
 
 def check(device: Device, engine: str | None = None, limit: float = 120.0) -> Verdict:
-    """Multiply two matrices on `device` through `engine`, and keep the verdict.
-
-    Raises `DeviceNotFoundError` if there is no such device or no library that could drive it,
-    and `UnsupportedError` if this engine cannot.
-    """
+    """Multiply two matrices on `device` through `engine`, and keep the verdict."""
     status = device.status
     if status is None or status.stage not in (None, "compute"):
         raise DeviceNotFoundError(

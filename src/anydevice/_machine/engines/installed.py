@@ -1,8 +1,4 @@
-"""The installed build of each array library, and what it was made for; nothing is imported.
-
-`importlib.metadata` answers some of the same questions, but importing it takes longer than all of
-discovery may; the name of a `.dist-info` folder already says a distribution and its version.
-"""
+"""The installed build of each array library, and what it was made for; nothing is imported."""
 
 from __future__ import annotations
 
@@ -211,11 +207,7 @@ class Build(Record):
         return f"{self.library} {self.version}" if self.version else self.library
 
     def architectures(self) -> tuple[str, ...]:
-        """Return the architectures in the build, such as `("sm_80", "sm_90")`; empty if unknown.
-
-        PyTorch keeps the list inside a library of some 30 MB, so this is asked only when a device
-        is at hand.
-        """
+        """Return the architectures in the build, such as `("sm_80", "sm_90")`; empty if unknown."""
         if self.engine != "torch" or self.folder is None:
             return ()
         return read_architectures(self.folder)
@@ -224,10 +216,7 @@ class Build(Record):
 def read_build(
     engine: str, module: str, libraries: tuple[str, ...], backends: tuple[str, ...]
 ) -> Build:
-    """Return the installed build of a library, imported as `module`, installed as `libraries`.
-
-    Of a library that has no reader here, what is installed counts as fit for all of `backends`.
-    """
+    """Return the installed build of a library; without a reader it fits all `backends`."""
     package = module.partition(".")[0]
     folder = package_folder(package)
     if folder is None:

@@ -44,11 +44,7 @@ class Variables:
         return self._before[name] if ours else now
 
     def put(self, variables: Mapping[str, str | None]) -> list[str]:
-        """Set exactly these variables, where `None` removes one.
-
-        Those that were set here before and are no longer named are put back. Returns the names
-        whose value has changed.
-        """
+        """Set exactly these variables, put earlier ones back, and return the names that changed."""
         changed = []
         for name in dict.fromkeys((*self._put, *variables)):
             before = self.before(name)
@@ -214,11 +210,7 @@ def harmless(variables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def set_variables(variables: Mapping[str, str], *, for_children: bool = True) -> list[str]:
-    """Put variables into the environment, and put those back that were set here before.
-
-    Flags in `XLA_FLAGS` are merged, ours winning. Unless they are `for_children`, the processes
-    that anydevice starts do not get them. Returns a sentence for each that came too late to matter.
-    """
+    """Set variables, and put earlier ones back; return a sentence for each that came too late."""
     flags = variables.get("XLA_FLAGS")
     if flags is not None:
         merged = merge_flags(_variables.before("XLA_FLAGS") or "", flags)
@@ -272,10 +264,7 @@ _threads_before: dict[str, int] = {}
 
 
 def set_threads(count: int | None) -> list[str]:
-    """Set the threads of each library on the CPU, now or when it starts; `None` restores them.
-
-    Returns a sentence for each library for which it comes too late.
-    """
+    """Set the threads of each library on the CPU; return a sentence for each that is too late."""
     values = {} if count is None else dict.fromkeys(_THREAD_VARIABLES, str(count))
     changed = _thread_variables.put(values)
     started = {"JAX": jax_started(), "PyOpenCL": is_loaded("pyopencl")}
@@ -352,10 +341,7 @@ def virtual_cpus() -> int:
 
 @contextmanager
 def enough_virtual_cpus(count: int) -> Iterator[None]:
-    """Have JAX show `count` CPU devices, unless it has started or was set to show several.
-
-    Processes that start in the block show as many. A JAX that starts in the block keeps them.
-    """
+    """Have JAX show `count` CPU devices in the block and its processes, unless it has started."""
     jax = loaded_library("jax")
     if jax is None or jax_started() or virtual_cpus() > 1:
         yield

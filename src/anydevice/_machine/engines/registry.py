@@ -228,11 +228,7 @@ def loaded_engines() -> tuple[str, ...]:
 
 
 def started_engines() -> tuple[Engine, ...]:
-    """Return the engines that may hold memory of a device: imported ones that have started.
-
-    JAX starts when it is first asked for its devices, and takes most of a GPU then; until it has,
-    it is not among them. A damaged library, which holds nothing, is left out.
-    """
+    """Return the imported engines that may hold device memory; JAX only once it started."""
     started = []
     for name in loaded_engines():
         if name == "jax" and not jax_started():

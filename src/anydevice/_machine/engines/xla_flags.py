@@ -33,14 +33,21 @@ def refused_flags(text: str) -> dict[str, str]:
     """Return the flags of `text` that XLA would end the process for, each with a sentence.
 
     Verdicts are kept for this version of jaxlib. Without jaxlib, or if XLA does not start without
-    flags either, none is refused.
+    flags either, or does not start in time, none is refused.
     """
     version, flags = distributions().get("jaxlib"), text.split()
-    if version is None or not text.lstrip().startswith("--"):  # a file of flags
+    if version is None:
         return {}
     verdicts = _read().get(version, {})
     if not verdicts.keys() >= set(flags):
-        refused = dict(_find_refused(flags, version))
+        try:
+            if not flags[0].startswith("-"):  # the name of a file, which may change
+                is_wrong = _read_startup_error(flags) and not _read_startup_error([])
+                said = f"jaxlib {version} cannot take flags from a file {shortened(text)}"
+                return {flag: said for flag in flags if is_wrong}
+            refused = dict(_find_refused(flags, version))
+        except (OSError, subprocess.TimeoutExpired):
+            return {}  # no verdict to keep
         verdicts = {**verdicts, **{flag: refused.get(flag, "") for flag in flags}}
         write_cache(flags_file(), "the flags", lambda: {**_read(), version: verdicts})
     return {flag: verdicts[flag] for flag in flags if verdicts[flag]}
@@ -70,7 +77,8 @@ def _find_refused(flags: Sequence[str], version: str) -> Iterator[tuple[str, str
             near = _nearest(name) if flag in unknown else name
             if near != name:
                 hint = f"; the nearest is --{near}" if near else ""
-                yield flag, f"jaxlib {version} has no flag --{shortened(name)}{hint}"
+                short = shortened(flag.partition("=")[0])
+                yield flag, f"jaxlib {version} has no flag {short}{hint}"
             elif "=" in flag:
                 yield flag, f"jaxlib {version} does not take the value of {shortened(flag)}"
             else:
@@ -99,10 +107,7 @@ def _read_startup_error(flags: Sequence[str]) -> str:
     """Return what XLA prints when it starts with these flags and fails; "" if it starts."""
     command = [sys.executable, "-I", "-c", _PROGRAM.format(sys.path)]
     environment = {**own_environment(), "XLA_FLAGS": " ".join(flags)}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, timeout=_LIMIT, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    done = subprocess.run(
+        command, env=environment, capture_output=True, timeout=_LIMIT, check=False
+    )
     return done.stderr.decode(errors="replace") if done.returncode else ""

@@ -1,7 +1,4 @@
-"""Reads what the tools of macOS print about processor, memory and graphics.
-
-Any of them may be missing, slow or print something else: what cannot be read is `None` or empty.
-"""
+"""Reads what the tools of macOS print; an unreadable value is `None` or empty."""
 
 from __future__ import annotations
 
@@ -50,11 +47,7 @@ class Graphics(Record):
 
 
 def running_until(deadline: float) -> Run:
-    """Return a function that runs commands; all of them end by `deadline`, on the monotonic clock.
-
-    A command that prints something and fails all the same counts by what it printed: sysctl does
-    that where one of several names is unknown.
-    """
+    """Return a function that runs commands until `deadline` and returns what they printed."""
 
     def run(command: Sequence[str]) -> str | None:
         left = deadline - time.monotonic()

@@ -1,8 +1,4 @@
-"""The load, heat and power of NVIDIA cards now, through a child that keeps NVML open.
-
-NVML in this process would load the driver and leave a thread behind; a child for every question
-would take some 50 ms each. One child that stays answers within a millisecond or two.
-"""
+"""The load, heat and power of NVIDIA cards now, through a child that keeps NVML open."""
 
 from __future__ import annotations
 

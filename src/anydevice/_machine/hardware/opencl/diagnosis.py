@@ -1,7 +1,4 @@
-"""Turns the answer of an OpenCL loader into devices, or into a reason and its fix.
-
-Pure, so that recorded answers can test it.
-"""
+"""Turns the answer of an OpenCL loader into devices, or into a reason and its fix."""
 
 from __future__ import annotations
 
@@ -74,10 +71,7 @@ def read_breakdown(
     loader: Loader,
     machine: OpenCLMachine,
 ) -> BackendScan:
-    """Return the scan after all drivers together crashed or hung, and each was asked alone.
-
-    `outcomes` belongs to `drivers`, one for one; it is empty where they were not asked.
-    """
+    """Return the scan after all drivers together failed, and each was asked alone."""
     if len(drivers) == 1:
         outcomes = (together,)
     pairs = list(zip(drivers, outcomes, strict=False))
@@ -319,10 +313,7 @@ _RUSTICL_DRIVERS = {linux.INTEL: "iris", linux.AMD: "radeonsi", linux.NVIDIA: "n
 
 
 def card_without_driver(machine: OpenCLMachine, folder: Path) -> tuple[str, str] | None:
-    """Return the first vendor with a card on the bus, and how to get its OpenCL driver.
-
-    `None` if no known card is there. `folder` is where the loader looks for `.icd` files.
-    """
+    """Return the first vendor with a card on the bus, and how to get its OpenCL driver."""
     if machine.cards(linux.NVIDIA) and machine.library(_NVIDIA_DRIVER):
         return "NVIDIA", _write(machine, folder / "nvidia.icd", _NVIDIA_DRIVER)
     for vendor, (name, package, driver) in _DRIVERS.items():

@@ -36,11 +36,7 @@ class Visible(Record):
 
 
 def visible(uuids: Sequence[str | None], environment: Mapping[str, str]) -> Visible:
-    """Return the visible ones of the GPUs with these UUIDs (`None` for a GPU that has none).
-
-    >>> visible(["GPU-1a", None, None], {"ROCR_VISIBLE_DEVICES": "2,0"}).positions
-    (2, 0)
-    """
+    """Return the visible ones of the GPUs with these UUIDs (`None` for a GPU that has none)."""
     left = tuple(range(len(uuids)))
     notes: list[str] = []
     narrowed = ""

@@ -174,10 +174,7 @@ def _node_names(device: Path, generation: _Generation, position: int) -> list[st
 
 
 def _chips_by_type(root: Path, environment: Mapping[str, str]) -> list[_Chip]:
-    """Return the chips by their device files, if the PCI bus is hidden, as in some containers.
-
-    The files alone do not suffice: drivers of other vendors use the same names.
-    """
+    """Return the chips by their device files, if the PCI bus is hidden, as in some containers."""
     kind = environment.get("TPU_ACCELERATOR_TYPE", "").strip().lower().rpartition("-")[0]
     generation = _BY_TYPE.get(kind)
     if generation is None:
@@ -241,11 +238,7 @@ def _permission(node: Path, root: Path) -> str:
 
 
 def _holders(root: Path) -> tuple[str, ...]:
-    """A note where another process has locked the TPUs, as libtpu does when it takes all of them.
-
-    Read from `/proc/locks`, never by opening the lock file: closing it again would drop the lock
-    of this very process, if it is the one that holds it.
-    """
+    """Return a note if another process has locked the TPUs, read without opening the lock file."""
     inodes: set[str] = set()
     for file in ("tmp/libtpu_lockfile", f"tmp/libtpu_lock_{os.getuid()}/libtpu_lockfile"):
         try:
