@@ -6,6 +6,7 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import anydevice
@@ -87,6 +88,25 @@ def test_sixteen_bits_hardly_change_the_perplexity(smollm2: Path, tokens: int) -
     narrow = loaded(smollm2, "torch", "bfloat16").score(ids).perplexity
     assert narrow == pytest.approx(exact, rel=0.005)
     assert 20 < exact < 200  # English prose with tables: far from a guess of 49,152 tokens
+
+
+@pytest.mark.parametrize("pieces", [1, pytest.param(20, marks=pytest.mark.soak)])
+def test_stored_weights_on_onnxruntime_give_what_their_numbers_give(
+    smollm2: Path, pieces: int
+) -> None:
+    """Rounded activations move each token's log probability by about 0.07, up or down."""
+    pytest.importorskip("onnxruntime")
+    floats = llm.load(smollm2, anydevice.device("cpu", engine="torch"), weights="float")
+    stored = llm.load(smollm2, "cpu", context=1024)
+    assert (stored.executor, floats.executor) == ("onnxruntime", "torch")
+    assert list(stored.generate(PROMPTS[2], 16).tokens) == SKY
+    ids = floats.tokenizer.encode(PAGE.read_text("utf-8"))
+    parts = [ids[256 * number : 256 * number + 256] for number in range(pieces)]
+    pairs = [(stored.score(part).logprobs, floats.score(part).logprobs) for part in parts]
+    off = np.concatenate([np.subtract(*pair) for pair in pairs])
+    assert np.abs(off).mean() < 0.1
+    expected_spread = 3 * off.std() / len(off) ** 0.5
+    assert abs(np.expm1(-off.mean())) < (0.005 if pieces > 1 else expected_spread + 0.005)
 
 
 @pytest.mark.soak

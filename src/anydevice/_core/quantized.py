@@ -1,9 +1,4 @@
-"""Quantized weights: packed integers with a scale, and maybe a minimum, for each block.
-
-One value serves every format: GGUF's block types, GPTQ, AWQ, compressed-tensors, bitsandbytes,
-float8 and MXFP4. Its arrays may be of any library. Packing and unpacking are in
-`_formats/quantized.py`, computing is `ops.quantized_linear`.
-"""
+"""Quantized weights: packed integers with a scale, and maybe a minimum, for each block."""
 
 from __future__ import annotations
 
@@ -77,11 +72,6 @@ class QuantizedWeight(Record):
     (…, rows, columns · bits / 8) each. `scales` and `minimums` are (…, rows, blocks). As floats
     they are used as they are. As int8 they are multiplied by `super_scales` and `super_minimums`,
     float16 of (…, rows, columns / 256).
-
-    >>> codes, scales = numpy.zeros((3, 32), "uint8"), numpy.ones((3, 2), "float16")
-    >>> weight = QuantizedWeight("q4_0", (3, 64), 4, 32, codes, scales, zero=8)
-    >>> weight.ndim, weight.low_bits, [*weight.arrays]
-    (2, 4, ['codes', 'scales'])
     """
 
     scheme: str

@@ -103,7 +103,7 @@ class GgufTensor(StoredTensor):
     """A tensor of a GGUF file. Reading unpacks it; blocks lie along its last axis."""
 
     packing: Packing
-    whole: bool = False
+    bytewise: bool = False
     """Whether `blocks` unpacks each code of 5 and 6 bits into a byte of its own."""
 
     def read(self, file: PlainFile, target: Any, first: int) -> None:
@@ -137,7 +137,7 @@ class GgufTensor(StoredTensor):
         parts = [first] if isinstance(first, int) else first
         size = prod(shape) // self.packing.elements // len(parts)
         raw = self._bytes(file, parts, size)
-        weight = unpack_blocks(self.packing.name, raw, shape, self.whole)
+        weight = unpack_blocks(self.packing.name, raw, shape, self.bytewise)
         for array in map(np.asarray, weight.arrays.values()):
             if array.dtype.kind not in "iu" and not np.isfinite(array).all():
                 raise self.error(f"it has scales that are NaN or infinite; {_AGAIN}")

@@ -48,9 +48,11 @@ if TYPE_CHECKING:
     from anydevice._core.array import HostArray
 
 SECTION = 2**25, 2**27
-"""Bytes of stored weights of a graph: at most 1/16 of all within these limits, or one layer."""
+"""Bytes of stored weights of a graph: at most 1/12 of all within these limits, or one layer."""
 SLACK = 128
 """Slots of a cache beyond its window: onnxruntime moves keys only when they are full."""
+PIECE = 128
+"""Tokens of a prompt that graphs run on at a time: more are hardly faster, and take memory."""
 MOST_KEPT = 64
 """Rows up to which the arrays for logits are kept from one step to the next."""
 
@@ -303,7 +305,7 @@ class StoredWeights:
 def in_whole_bytes(stored: Packed) -> Packed:
     """Return a weight that unpacks codes of 5 and 6 bits into bytes."""
     parts = [
-        replace(part, tensor=replace(part.tensor, whole=True))
+        replace(part, tensor=replace(part.tensor, bytewise=True))
         if isinstance(part.tensor, GgufTensor) else part
         for part in stored.parts
     ]  # fmt: skip
@@ -365,7 +367,7 @@ class GraphExecutor(Executor):
             if path[0] == "layers":
                 sizes[int(path[1])] += sum(part.nbytes for part in stored_parts(stored))
         least, most = SECTION
-        limit = min(max(least, sizes.total() // 16), most)
+        limit = min(max(least, sizes.total() // 12), most)
         starts, size, count = [0], 0, len(self.description.layers)
         for number in range(count):
             if size and size + sizes[number] > limit:
@@ -398,9 +400,10 @@ class GraphExecutor(Executor):
         if x.shape[1] == 1 and count.all() and not (self._by_length and len(x) > 1):
             return cache.run(slice(len(x)), x, ends, ends[0])
         for row in np.flatnonzero(count).tolist():
-            own, tokens = slice(row, row + 1), slice(count[row])
-            whole = ends[row] if length is None else length[row]
-            x[own, tokens] = cache.run(own, x[own, tokens], ends[own], whole)
+            own, whole = slice(row, row + 1), ends[row] if length is None else length[row]
+            for begin in range(0, count[row], PIECE):
+                tokens = slice(begin, min(count[row], begin + PIECE))
+                x[own, tokens] = cache.run(own, x[own, tokens], start[own] + tokens.stop, whole)
         return x
 
     def last(self, x: Any, count: Any, before: Any) -> Any:

@@ -29,7 +29,7 @@ def swiglu(gate: Array, up: Array) -> Array:
 
 
 def _sort_with_index(x: Array, axis: int, descending: bool) -> tuple[Array, Array]:
-    """Return the elements in order along an axis, and where they were."""
+    """Return the elements sorted along an axis, and their indices before that."""
     order = [at for at in range(x.ndim) if at != axis] + [axis]
     result = reductions.in_order(PRIMITIVES.permute_dims(x, order), descending)
     back = sorted(range(x.ndim), key=order.__getitem__)
