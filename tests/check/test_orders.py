@@ -22,7 +22,9 @@ from anydevice._core.record import replace
 from anydevice._machine.engines import registry
 
 Array = Any
-ORDERS = ("forwards", "backwards", "large first", "small first", "shuffled")
+ORDERS = ("forwards", "backwards", "shuffled", "large first", "small first")
+USUAL = ORDERS[:3]
+"""Orders of engines; none sorts, which would bring equal numbers together."""
 BLOCK = 1024
 
 
@@ -200,8 +202,8 @@ def check(op: str, seeds: range, count: int) -> None:
                 trial = trials.prepare(row, case, dtype)
                 if op == "matmul" and sum(x.size for x in trial.call.arrays()) > 20000:
                     continue  # all its products at once take too much memory
-                one = (seed + number) % len(ORDERS)
-                for order in ORDERS if op == "prod" else ORDERS[one : one + 1]:
+                one = (seed + number) % len(USUAL)
+                for order in ORDERS if op == "prod" else USUAL[one : one + 1]:
                     function = np.errstate(all="ignore")(getattr(Way(order), op))
                     other = replace(trial, row=replace(row, function=function))
                     wrong = trials.run(other, engine, Device("cpu"))
