@@ -392,6 +392,7 @@ def main() -> None:
     parser.add_argument("--shape-file", type=Path, help="the 1.5B file, if it is there already")
     parser.add_argument("--only", default="", help="part of the name of a quantized model")
     parser.add_argument("--threads", type=int, default=THREADS, help="of both sides, quantized")
+    parser.add_argument("--cpu-time", action="store_true", help="of both sides, quantized")
     options = parser.parse_args()
     card = any(device.backend == "cuda" for device in anydevice.devices())
     rows = []

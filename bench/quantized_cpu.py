@@ -2,7 +2,8 @@
 
 Each side has its own process, and both answer in turn, so that only one computes at a time. The
 process of llama.cpp may belong to another interpreter: `pip install xllamacpp` there, and name it
-with `--peer-python` or in `ANYDEVICE_PEER_PYTHON`.
+with `--peer-python` or in `ANYDEVICE_PEER_PYTHON`. `--cpu-time --threads 1` counts seconds of
+processor time, for a machine that does other things meanwhile.
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ def beside_llama_cpp(name: str, file: Path, options: argparse.Namespace) -> Iter
     ):
         sides = (ours, theirs)
         first = [ask(side, "load") for side in sides]
-        for turn in range(options.runs + 1):
+        for turn in range(options.runs + (not options.cpu_time)):
             answers = {}
             for number in (turn % 2, 1 - turn % 2):
                 time.sleep(0.3)  # threads of the one before still look for work
                 answers[number] = ask(sides[number], "speed")
-            if turn:
+            if turn or options.cpu_time:
                 speeds.append([answers[0], answers[1]])
         memory = [ask(side, "memory")["bytes"] for side in sides]
     for key, bar in (("decode", decode_bar), ("prompt", prompt_bar)):
@@ -81,20 +82,28 @@ def beside_llama_cpp(name: str, file: Path, options: argparse.Namespace) -> Iter
         said = f"{one:.1f} tok/s, llama.cpp {other:.1f}: {ratio:.2f} × (bar {bar})"
         yield f"{name}, {key}", said, ratio >= bar
     size, cache = file.stat().st_size, first[0]["cache"]
+    small = size < 5e8  # then most of it does not grow with the file
+    bars = ("no bar", "no bar") if small else (f"bar {MEMORY}", f"bar {LOAD}")
     ratio, other = (bytes_ / (size + cache) for bytes_ in memory)
-    said = f"{memory[0] / 2**30:.2f} GiB, {ratio:.2f} of file and cache (bar {MEMORY}); llama.cpp "
-    yield f"{name}, memory", f"{said}{memory[1] / 2**30:.2f} GiB, {other:.2f}", ratio <= MEMORY
+    said = f"{memory[0] / 2**30:.2f} GiB, {ratio:.2f} of file and cache ({bars[0]}); llama.cpp "
+    said = f"{said}{memory[1] / 2**30:.2f} GiB, {other:.2f}"
+    yield f"{name}, memory", said, small or ratio <= MEMORY
     rest = first[0]["resting"] / (size + cache)
-    yield f"{name}, memory at rest", f"{rest:.2f} of file and cache, after the load", rest <= MEMORY
+    yield (
+        f"{name}, memory at rest",
+        f"{rest:.2f} of file and cache, after the load",
+        small or rest <= MEMORY,
+    )
     rate, other = (each["seconds"] / (size / 1e9) for each in first)
-    said = f"{first[0]['seconds']:.2f} s, {rate:.2f} s/GB (bar {LOAD}); llama.cpp {other:.2f} s/GB"
-    yield f"{name}, load to first token", said, rate <= LOAD
+    said = f"{first[0]['seconds']:.2f} s, {rate:.2f} s/GB ({bars[1]}); llama.cpp {other:.2f} s/GB"
+    yield f"{name}, load to first token", said, small or rate <= LOAD
 
 
 @contextmanager
 def process(side: str, python: str, file: Path, options: argparse.Namespace) -> Iterator[Any]:
     file.read_bytes()  # into the page cache
     command = [python, __file__, side, str(file), str(options.threads), str(options.tokens)]
+    command.append("cpu" if options.cpu_time else "wall")
     with tempfile.TemporaryFile("w+") as log:
         pipe = subprocess.PIPE
         child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)
@@ -187,12 +196,14 @@ class Ours:
         anydevice.configure(threads=threads)
         self._load: Any = llm.load
         import gguf
+        import jinja2
         import onnx
         import onnxruntime
+        import tokenizers
 
         import anydevice._llm.graph
 
-        del gguf, onnx, onnxruntime
+        del gguf, jinja2, onnx, onnxruntime, tokenizers
 
     def load(self, file: Path) -> dict[str, Any]:
         self._model: Any = self._load(file, "cpu", context=CONTEXT, progress=False)
@@ -233,8 +244,22 @@ class Theirs:
         return {"prompt": timings["prompt_per_second"], "decode": timings["predicted_per_second"]}
 
 
+def wall_speed(side: Ours | Theirs, turn: int, count: int) -> dict[str, float]:
+    return side.speed(turn, count)
+
+
+def cpu_speed(side: Ours | Theirs, turn: int, count: int) -> dict[str, float]:
+    """Return tokens for each second of processor time: with and without the reply's tokens."""
+    times = [time.process_time()]
+    for number, more in enumerate((1, 1 + count)):
+        side.speed(2 * turn + number, more)
+        times.append(time.process_time())
+    prompt, both = times[1] - times[0], times[2] - times[1]
+    return {"prompt": PROMPT / prompt, "decode": count / (both - prompt)}
+
+
 def main() -> None:
-    name, file, threads, count = sys.argv[1:]
+    name, file, threads, count, clock = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print, too
     side = {"anydevice": Ours, "llama.cpp": Theirs}[name](int(threads))
@@ -250,7 +275,7 @@ def main() -> None:
             answer = {"bytes": peak() - base}
         else:
             turn += 1
-            answer = side.speed(turn, int(count))
+            answer = (cpu_speed if clock == "cpu" else wall_speed)(side, turn, int(count))
         print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -827,8 +827,8 @@ class Sampler:
         numbers = x * 2.0 ** (low + shares * (high - low) - draw.random(x.shape))
         if "±" in level:
             random = np.where(draw.random(x.shape) < 0.5, numbers, -numbers)
-            sign = sign if len(x) > 1 else np.full_like(sign, 3)  # a model may decide by the sign of its whole input
-            numbers = np.choose(sign, [numbers, random, np.abs(numbers), -np.abs(numbers)])
+            signs = sign if len(x) > 1 else 3  # a model may decide by the sign of its whole input
+            numbers = np.choose(signs, [numbers, random, np.abs(numbers), -np.abs(numbers)])
         if "0" in level:
             numbers = np.where(size == 6, 0.0, numbers)
         return np.asarray(numbers.astype(x.dtype))

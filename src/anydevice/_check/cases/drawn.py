@@ -208,7 +208,7 @@ class Space(Draw):
         self.long = self.pick("long", [one for one in "mknt" if one in names] or [""])
         self.sizes: dict[str, Any] = {}
         # Equal sizes show axes that are mixed up.
-        self.equal = 0 if self.vast else self.pick("equal", (0, 0, 0, 0, 2, 3, 5))
+        self.equal = 0 if self.vast else self.pick("equal", (0, 0, 0, 2, 3, 5))
         self.axis, self.denormals = 0, False
         arguments = [self.value(text) for text in texts.split(", ")]
         values = {name: self.value(text) for name, text in (one.split("=", 1) for one in choices)}
@@ -319,6 +319,8 @@ class Space(Draw):
         some = tuple(1 if self.chance(of=0.4) else size for size in shape)
         left, right = (*shape[:half], *[1] * (len(shape) - half)), (*[1] * half, *shape[half:])
         at = self.whole(0, len(shape))
+        if self.equal:  # a missing axis is mixed up with another
+            return self.pick("thin", (some, shape[1:], shape[at:]))
         return self.pick("thin", (some, some[at:], shape[at:], left, right))
 
     def numbers(self, shape: Shape, kinds: str = "") -> Array:
