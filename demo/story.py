@@ -25,7 +25,7 @@ Answer = tuple[bool | None, str]
 """Whether a step went well, `None` if it was left out, and what there is to say."""
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-QUESTION, EXPECTED = "What is the capital of France?", "Paris"
+QUESTION, EXPECTED = "What is the capital of Japan?", "Tokyo"
 WANTED = 0.95
 """The share of new digits that the trained model must read correctly."""
 RADIUS = 0.05

@@ -328,7 +328,7 @@ def chat_picture(metadata: str) -> str:
         command,
         folder=MODEL.parent,
         typed=[
-            ("> ", "What is the capital of France?\n"),
+            ("> ", "What is the capital of Japan?\n"),
             (f"{ended}> ", "Write one sentence about GPUs.\n"),
             (f"{ended}{ended}> ", "/exit\n"),
         ],

@@ -209,6 +209,7 @@ _OPTIONAL |= {"jinja2", "flax", "equinox", "optax", "accelerate", "lightning_fab
 _OPTIONAL |= {"scipy", "pandas", "polars", "attrs", "attr", "array_api_compat", "safetensors"}
 
 _ASKED = set(os.environ.get("ANYDEVICE_TEST_ENGINES", "").split(","))
+_SEED = os.environ.get("ANYDEVICE_TEST_SEED", "1")
 _ABSENT = {name for name in _OPTIONAL if importlib.util.find_spec(name) is None}
 """RawDevice before a test hides what is installed."""
 
@@ -316,7 +317,8 @@ def nobody_else(
 ) -> None:
     """No settings, variables or choices of the person who runs the tests, nor of another test.
 
-    Only the long form of the tests draws inputs anew in each run.
+    Only the long form of the tests draws inputs anew in each run; `ANYDEVICE_TEST_SEED` draws
+    others in the short one.
     """
     from anydevice._machine.choose import scope
     from anydevice._machine.settings import config as settings
@@ -326,7 +328,7 @@ def nobody_else(
             monkeypatch.delenv(name)
     monkeypatch.setenv("ANYDEVICE_HOME", str(tmp_path_factory.getbasetemp() / "no-home"))
     if request.node.get_closest_marker("soak") is None:
-        monkeypatch.setenv("ANYDEVICE_SEED", "1")
+        monkeypatch.setenv("ANYDEVICE_SEED", _SEED)
     for name in ("JAX_ENABLE_X64", "JAX_DISABLE_JIT", "TORCHDYNAMO_DISABLE"):
         monkeypatch.delenv(name, raising=False)
     settings.forget_changes()

@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from anydevice import ops
+from anydevice._core.quantized import QuantizedWeight
+from anydevice._core.record import replace
+
 Array = Any
 Op = Callable[..., Any]
 
@@ -1213,6 +1217,76 @@ mutant("sin cos", "finite numbers above 100", short=True)(
 )
 
 
+# Quantized weights
+
+
+def other_weight(change: Callable[[Any], dict[str, Any]]) -> Op:
+    """Some fields of the weight are others."""
+
+    def wrong(right: Op, *given: Any, **how: Any) -> Any:
+        changed = [
+            replace(value, **change(value)) if isinstance(value, QuantizedWeight) else value
+            for value in given
+        ]
+        return right(*changed, **how)
+
+    return wrong
+
+
+QUANTIZED_OPS = "dequantize quantized_linear"
+mutant(QUANTIZED_OPS, "zero points are left out", short=True)(other_weight(lambda w: {"zero": 0}))
+mutant(QUANTIZED_OPS, "minimums are left out", "bfloat16", short=True)(
+    other_weight(lambda w: {"minimums": None})
+)
+mutant(QUANTIZED_OPS, "a zero point is one too large")(
+    other_weight(lambda w: {"zero": w.zero and w.zero + 1})
+)
+mutant(QUANTIZED_OPS, "high bits are those of the code before", short=True)(
+    other_weight(lambda w: {"high": None if w.high is None else np.roll(w.high, 1, -1)})
+)
+mutant(QUANTIZED_OPS, "the first code of a byte is in its high bits")(
+    other_weight(lambda w: {"codes": w.codes << 4 | w.codes >> 4} if w.low_bits == 4 else {})
+)
+mutant(QUANTIZED_OPS, "one super-scale for a row")(
+    other_weight(
+        lambda w: (
+            {}
+            if w.super_scales is None
+            else {"super_scales": 0 * w.super_scales + w.super_scales[..., :1]}
+        )
+    )
+)
+mutant(QUANTIZED_OPS, "rows above 32 have the scales of the first ones")(
+    other_weight(
+        lambda w: {"scales": np.concatenate([w.scales[:32], w.scales[: len(w.scales[32:])]])}
+    )
+)
+
+
+@mutant("dequantize", "rows that do not exist count from behind", short=True)
+def _rows_from_behind(right: Op, weight: Any, dtype: Any = "float32", rows: Any = None) -> Any:
+    return right(weight, dtype, None if rows is None else rows % weight.shape[0])
+
+
+@mutant("quantized_linear", "activations are rounded to 8 bits", short=True)
+def _rounded_activations(right: Op, x: Any, weight: Any, bias: Any = None) -> Any:
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // 32, 32)
+    scale = np.maximum(np.abs(blocks).max(-1, keepdims=True), 1e-30) / 127
+    return right((np.rint(blocks / scale) * scale).reshape(x.shape).astype(x.dtype), weight, bias)
+
+
+@mutant("quantized_linear", "a bias is rounded to 16 bits")
+def _rounded_bias(right: Op, x: Any, weight: Any, bias: Any = None) -> Any:
+    short = None if bias is None else bias.astype(np.float16).astype(bias.dtype)
+    return right(x, weight, short)
+
+
+@mutant("quantized_linear", "numbers are rounded to 16 bits")
+def _rounded_numbers(right: Op, x: Any, weight: Any, bias: Any = None) -> Any:
+    numbers = ops.dequantize(weight).astype(np.float16).astype(np.float32)
+    return ops.linear(x, numbers, bias)
+
+
 class KernelMutant(NamedTuple):
     """One of our OpenCL kernels with another text somewhere."""
 
@@ -1236,6 +1310,9 @@ KERNEL_MUTANTS = [
         ("attention", "no rescaling", "attention.cl", "exp(most - score)", "1"),
         ("rope", "near positions", "rope.cl", "= position *", "= fmin(position, 1e4f) *"),
         ("rope", "turned back", "rope.cl", "first * cosine - second", "first * cosine + second"),
+        ("quantized_linear", "no zero point", "quantized.cl", "- ZERO", "- 0"),
+        ("quantized_linear", "no minimums", "quantized.cl", "least * sums[r]", "least"),
+        ("quantized_linear", "one code twice", "quantized.cl", "(n * BITS)", "(0 * BITS)"),
         ("softmax", "no largest", "rows.cl", "exp(PIECE - largest)", "exp(PIECE)"),
         ("softmax", "no rescaling", "rows.cl", "sum * exp(mine - top)", "sum"),
         ("rmsnorm", "another eps", "rows.cl", "sqrt(mean + eps)", "sqrt(mean + 9 * eps)"),

@@ -121,3 +121,39 @@ def test_the_command_prints_how_to_draw_again(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.endswith(f"anydevice {' '.join(how)} --seed 11\n")
     bad = Verdicts((Cell("abs", "value", "float32", "cpu", "numpy", "wrong"),), seed=3)
     assert bad.to_dict()["seed"] == 3
+
+
+KEPT: dict[object, np.ndarray] = {}
+
+
+def overwrite_input(x: np.ndarray) -> np.ndarray:
+    result = np.asarray(np.abs(x))
+    np.negative(x, out=x)
+    return result
+
+
+def share_output(x: np.ndarray) -> np.ndarray:
+    return np.abs(x, out=KEPT.setdefault((x.shape, x.dtype), np.empty_like(x)))
+
+
+def repeat_first(x: np.ndarray) -> np.ndarray:
+    return KEPT.setdefault((x.shape, x.dtype), np.asarray(np.abs(x)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (overwrite_input, "it changed its arguments"),
+        (share_output, "a later call changed the result"),
+        (repeat_first, "instead of"),
+    ],
+)
+def test_what_one_call_does_to_another_is_found(
+    monkeypatch: pytest.MonkeyPatch, wrong: object, reason: str
+) -> None:
+    KEPT.clear()
+    monkeypatch.setattr(ops, "abs", wrong)
+    verdicts = verify("abs", "cpu", "numpy", "float32", isolated=False)
+    (cell,) = [one for one in verdicts if one.of == "value"]
+    assert cell.state == "wrong"
+    assert reason in str(cell.reason)

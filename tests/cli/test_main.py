@@ -113,6 +113,7 @@ BAD = {
     "plan": ("no-such-model",),
     "watch": ("--device", "quantum"),
     "prefer": ("quantum",),
+    "quantize": ("no-such-model", "model.gguf"),
 }
 
 

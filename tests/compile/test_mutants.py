@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import anydevice
 from anydevice import nn
+from anydevice._compile import compile as compiling
+from anydevice._core.record import replace
 from tests.compile.conftest import X, refused, spoil_compiler, verified
 from tests.compile.mutants import COMPILED, MUTANTS, NOT_COVERED, SHORT, Mutant, net
 from tests.compile.right_models import KINDS, draw_right_model
@@ -70,6 +73,62 @@ def test_faults_of_compiled_code_are_caught(name: str, monkeypatch: pytest.Monke
     verified(model, "jax", **options)
     spoil_compiler(monkeypatch, run)
     refused(model, "jax", "in the compiled code", **options)
+
+
+class Branch(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(16, 5), torch.nn.Linear(16, 5)
+
+    def forward(self, x: Any) -> Any:
+        return self.one(x) if x.sum() > 0 else self.two(x)
+
+
+class Heads(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.classes = torch.nn.Linear(6, 1), torch.nn.Linear(6, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.score(x)[..., 0], self.classes(x.mean(1))
+
+
+class Recurrent(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = torch.nn.GRU(4, 8, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.cells(x)[0]
+
+
+def reset(model: Any, x: Any) -> Any:
+    return torch.cat([model(part) for part in x.split(4, 1)], 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "wrong"),
+    [
+        (Branch, (4, 16), lambda m, x: m.one(x)),
+        (Heads, (2, 6, 6), lambda m, x: m(x)[:: -1 if x.shape[1] == 4 else 1]),
+        (Recurrent, (2, 4, 4), reset),
+    ],
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_program_for_the_example_alone_is_caught(
+    kind: Any, shape: Any, wrong: Any, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A branch on the sign of all, two outputs of one shape, and a loop of a fixed length."""
+    torch.manual_seed(0)
+    model, x = kind().eval(), np.abs(np.random.default_rng(0).random(shape, np.float32))
+    verified(model, "torch", x, seed=seed)
+    real = compiling.verify_model
+
+    def verify_wrong(candidate: Any, *rest: Any) -> Any:
+        return real(replace(candidate, run=lambda x: wrong(model, x)), *rest)
+
+    monkeypatch.setattr(compiling, "verify_model", verify_wrong)
+    refused(model, "torch", example=x, seed=seed)
 
 
 @pytest.mark.parametrize("row", NOT_COVERED, ids=[row[0] for row in NOT_COVERED])

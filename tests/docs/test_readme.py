@@ -157,7 +157,7 @@ def test_the_demo_tells_the_whole_story() -> None:
     assert re.search(r"loss \d\.\d\d → 0\.\d\d .* reads 9\d\.\d% of 360 new digits", told["train"])
     assert "is always read as a" in told["prove"]
     if told["chat"].startswith("✓"):
-        assert "'The capital of France is Paris.'" in told["chat"]
+        assert "'The capital of Japan is Tokyo.'" in told["chat"]
     assert re.match(r"\d+ s in all", last)
 
 

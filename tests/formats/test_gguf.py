@@ -14,7 +14,7 @@ from anydevice._formats import gguf as ours
 from anydevice._formats.gguf import Strings, read_gguf
 from anydevice.errors import ConfigurationError, TransferError
 
-F32, Q8_0, Q2_K = 0, 8, 10
+F32, Q8_0, Q8_K = 0, 8, 15
 U32, STRING, ARRAY = 4, 8, 9
 
 
@@ -115,7 +115,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a huge tensor": ({"tensors": [tensor("t", [2**31, 2**31])]}, "'t'.*(cannot be|ends behind)"),
     "an endless tensor": ({"tensors": [tensor("t", [2**40])]}, "'t' ends behind the end"),
     "half a block": ({"tensors": [tensor("t", [16], Q8_0)]}, "'t' of the shape"),
-    "a type that is not read": ({"tensors": [tensor("t", [256], Q2_K)]}, "'t' has the type Q2_K"),
+    "a type that is not read": ({"tensors": [tensor("t", [256], Q8_K)]}, "'t' has the type Q8_K"),
     "not aligned": ({"tensors": [tensor("t", ROW, offset=4)]}, "'t' .* at byte 4 cannot be"),
     "overlapping": (
         {"tensors": [tensor("s", [4, 4]), tensor("t", ROW, offset=32)]},

@@ -405,17 +405,40 @@ def test_a_write_that_is_ended_half_way_leaves_no_file(
 # --- beside llama.cpp ---------------------------------------------------------------------------
 
 
-def continued(file: Path, prompt: str, tokens: int) -> str:
-    """The text with which llama.cpp continues a prompt greedily."""
+def llama_cpp(file: Path) -> Any:
+    """The completions of llama.cpp from a file, with one thread."""
     xllamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp (xllamacpp) is not installed")
     options = xllamacpp.CommonParams()
     options.model.path, options.n_ctx, options.n_parallel = str(file), 256, 1
     options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 1
-    reply = xllamacpp.Server(options).handle_completions(
-        {"prompt": prompt, "n_predict": tokens, "temperature": 0, "cache_prompt": False}
-    )
-    text: str = reply["choices"][0]["text"]
+    server = xllamacpp.Server(options)
+    return lambda **more: server.handle_completions({"temperature": 0, **more})["choices"][0]
+
+
+def continued(file: Path, prompt: str, tokens: int) -> str:
+    """The text with which llama.cpp continues a prompt greedily."""
+    reply = llama_cpp(file)(prompt=prompt, n_predict=tokens, cache_prompt=False)
+    text: str = reply["text"]
     return text
+
+
+def perplexity_of_llama_cpp(file: Path, ids: list[int], vocabulary: int) -> float:
+    """The perplexity of tokens: each is looked up among the probabilities of all."""
+    complete, logprobs = llama_cpp(file), []
+    for end in range(1, len(ids)):
+        reply = complete(prompt=ids[:end], n_predict=1, cache_prompt=True, logprobs=vocabulary)
+        top = reply["logprobs"]["content"][0]["top_logprobs"]
+        logprobs.append(next(row["logprob"] for row in top if row["id"] == ids[end]))
+    return float(np.exp(-np.mean(logprobs)))
+
+
+@pytest.mark.parametrize("scheme", ["f16", "q8_0", "q5_0", "q4_1", "q4_0", "q4_k_m"])
+def test_the_perplexity_is_llama_cpps(stories: Path, tmp_path: Path, scheme: str) -> None:
+    file = llm.quantize(stories, tmp_path / "x.gguf", scheme).path
+    model = llm.load(file, CPU, activations="exact")
+    ids = model.tokenizer.encode(" ".join(LINES))[:100]
+    theirs = perplexity_of_llama_cpp(file, ids, model.description.vocabulary)
+    assert abs(model.score(ids).perplexity / theirs - 1) < 0.01
 
 
 @pytest.mark.soak

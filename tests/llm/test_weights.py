@@ -217,7 +217,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], type[Exceptio
     "8 bits": (
         lambda state: state | {Q: np.ones((64, 64), ml_dtypes.float8_e4m3fn)},
         UnsupportedError,
-        rf"{Q}.* is float8_e4m3fn: quantized",
+        rf"{Q}.* is float8_e4m3fn, and no quantization_config",
     ),
     "of no decoder": (lambda _: {"x": np.ones(2)}, TransferError, r"embed_tokens.* is missing"),
 }

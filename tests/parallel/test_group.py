@@ -233,9 +233,9 @@ from anydevice._libraries import group
 command = [sys.executable, "-c", "import os; print(*os.environ)"]
 names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 assert not {group.SECRET, group.FOLDER} & {*names}, names
-assert os.stat(group._taken[group.FOLDER]).st_mode & 0o777 == 0o700
+assert os.stat(group._variables[group.FOLDER]).st_mode & 0o777 == 0o700
 words = [open(f"/proc/{number}/cmdline").read() for number in (os.getpid(), os.getppid())]
-assert group._taken[group.SECRET] not in str(words)
+assert group._variables[group.SECRET] not in str(words)
 """
 
 

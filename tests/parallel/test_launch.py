@@ -72,7 +72,7 @@ found = parallel.launch(joined, 7, processes=2)
 assert found == [(7, 0, 2, 1.0, 12, [0, 1, 2]), (7, 1, 2, 1.0, 12, [3, 4])], found
 
 def by_others(ports):
-    del group._taken[group.FOLDER]  # as without `launch`: they meet at a port
+    del group._variables[group.FOLDER]  # as without `launch`: they meet at a port
     rank, size = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         del os.environ[name]
@@ -123,7 +123,7 @@ import socket
 other = socket.create_server(("", 0))  # another program, such as a second job with the same port
 
 def too_late():
-    del group._taken[group.FOLDER]
+    del group._variables[group.FOLDER]
     os.environ["MASTER_PORT"] = str(other.getsockname()[1])
     if os.environ["RANK"] == "0":
         parallel.initialize("cpu")

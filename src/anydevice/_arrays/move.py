@@ -637,11 +637,7 @@ def _span(value: Array, position: int) -> _Span | None:
 
 
 def _overlapping(spans: list[_Span]) -> list[list[_Span]]:
-    """Return neighbouring spans in groups that are moved as one.
-
-    All form one group if that costs little more than moving each alone. Columns of a large matrix
-    are neighbours without a common byte, and do not take the whole matrix along.
-    """
+    """Return neighbouring spans in groups that are moved as one, if that costs little more."""
     whole = max(span.stop for span in spans) - spans[0].start
     if whole <= 2 * sum(span.nbytes for span in spans):
         return [spans]

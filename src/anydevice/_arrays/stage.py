@@ -38,10 +38,7 @@ Fill = Callable[[int, "Piece"], None]
 
 
 class Piece(Record):
-    """One part of a copy: its address on both sides, and its size in bytes.
-
-    With a filling function, `host` may be any other position that the function knows.
-    """
+    """One part of a copy: its address on both sides, and its size; `fill` may number `host`."""
 
     host: int
     device: int
@@ -147,11 +144,7 @@ class Ring:
         self._lanes = self._aside(lambda: [_Lane(copier, chunk) for _ in range(lanes)])
 
     def upload(self, pieces: Sequence[Piece], fill: Fill | None = None) -> None:
-        """Copy every piece from the host to the device; returns when all have arrived.
-
-        `fill` puts the bytes of a piece into pinned memory, and is called by several threads.
-        Without it, they are copied from the piece's address, unless that is pinned already.
-        """
+        """Copy every piece from the host to the device, by `fill` if given; wait for all."""
         self._run(lambda lane, shared: lane.upload(shared, fill), pieces)
 
     def begin(self, pieces: Sequence[Piece], fill: Fill | None, marks: Sequence[Any]) -> None:

@@ -136,11 +136,7 @@ def measure_ceilings(
     progress: Progress | None = None,
     rate_of: RateOf | None = None,
 ) -> tuple[tuple[Ceiling, ...], tuple[str, ...]]:
-    """Measure the ceilings of each device; return them, and a note for each that failed.
-
-    Matmul is timed in each of `dtypes`; `sizes` replaces the defaults. `rate_of` times a workload
-    of an engine, by default in this process.
-    """
+    """Measure the ceilings of each device; return them, and a note for each that failed."""
     time_one = rate_of or time_workload
     tries = [
         (runner, tried, load)

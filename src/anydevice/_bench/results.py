@@ -159,10 +159,7 @@ def from_dict(data: Any) -> Results:
 
 
 def read_results(path: str) -> Results:
-    """Read the results that `anydevice bench --json FILE` wrote.
-
-    Raises `ConfigurationError` if there is no such file or it is something else.
-    """
+    """Read the results that `anydevice bench --json FILE` wrote."""
     try:
         return from_dict(parse_json(read_small(path, limit=LARGEST_FILE), finite=False))
     except OSError as error:
@@ -218,11 +215,7 @@ def _names(row: Measurement) -> dict[str, str]:
 
 
 def compare_runs(old: Results, new: Results) -> Comparison:
-    """Compare the measurements that both runs have, the largest change first.
-
-    An op is slower if the lower quartile now is more than 5 % above the upper quartile before, and
-    faster the other way round.
-    """
+    """Compare the measurements that both runs have, the largest change first."""
     before = {row.key: row for row in old.measured}
     now = {row.key: row for row in new.measured}
     changes = [

@@ -184,7 +184,7 @@ def of_layernorm(
 
 
 def of_rope(want: Array, coarse: float, x: Array, positions: Array, **how: Any) -> Array:
-    """Angles are float32, so their error grows with the position."""
+    """Errors of float32 angles grow with the position, and by the powers that scale them."""
     given = (how.get("theta", 10000.0), how.get("scaling"), how.get("length"))
     turned, factor = rotary_angles(x, positions, *given)
     size, angles = np.empty(x.shape), np.empty(x.shape)
@@ -192,7 +192,7 @@ def of_rope(want: Array, coarse: float, x: Array, positions: Array, **how: Any) 
     for half in (first, second):
         size[..., half] = np.abs(x[..., first]) + np.abs(x[..., second])
         angles[..., half] = np.abs(turned)
-    return factor * size * (16 + 8 * angles)
+    return factor * size * (16 + (16 if how.get("scaling") else 8) * angles)
 
 
 def of_attention(

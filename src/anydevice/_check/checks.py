@@ -9,7 +9,7 @@ any dtype under test but float64 needs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import product
@@ -40,6 +40,9 @@ SHRINKING_SECONDS = 1.0
 _STEP = 1e-5
 _ALLOWED = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-16, "float64": 1e-8}
 """Allowed error of a gradient, in parts of the largest: less than a forgotten factor or term."""
+
+_CONSUMING = ("cache_write",)
+"""Ops that may write to their arguments."""
 
 _COMPILES_EACH_STEP = ("jax",)
 """Engines that compile each step of a gradient separately, unless the whole is compiled."""
@@ -106,6 +109,34 @@ def run(trial: Trial, engine: Engine, device: Device) -> str | Difference | None
         if wrong is not None:
             return wrong
     return None
+
+
+def run_twice(trial: Trial, engine: Engine, device: Device) -> str | Difference | None:
+    """Run a trial, then with other numbers of the same shapes, beside arrays of a first call."""
+    placed: list[Any] = []
+
+    def put(x: Array) -> Any:
+        placed.append(place(x, engine, device))
+        return placed[-1]
+
+    def read(arrays: Sequence[Any]) -> list[bytes]:
+        return [np.array(engine.to_host(x)).tobytes() for x in arrays]
+
+    if (problem := run(trial, engine, device)) is not None:
+        return problem
+    made = mapped(trial.call, lambda x: np.flip(x, 0).copy() if x.ndim else x)
+    other = prepare(trial.row, replace(trial.case, make=partial(as_drawn, made)), trial.dtype)
+    with scope_of(engine, device):
+        given = mapped(trial.call, put)
+        before = read(placed)
+        results = list(leaves(getattr(ops, trial.row.op)(*given.arguments, **given.options)))
+        first = read(results)
+        problem = run(other, engine, device)
+        if read(results) != first:
+            return "a later call changed the result"
+        if read(placed) != before and trial.row.op not in _CONSUMING:
+            return "it changed its arguments"
+    return problem
 
 
 def run_draw(

@@ -436,7 +436,9 @@ def _checks(step: _Step) -> Iterator[tuple[str, Check, bool]]:
     row, dtype, quick = step.row, step.dtype, step.draws == 1
     cases = () if step.of == "gradient" else row.cases_for(dtype)
     for case in cases[:1] if quick else cases:
-        yield case.name, partial(trials.run, trials.prepare(row, case, dtype)), False
+        is_first = case is cases[0] and not quick and row.function is None
+        run = trials.run_twice if is_first else trials.run
+        yield case.name, partial(run, trials.prepare(row, case, dtype)), False
     if step.of == "gradient" or (step.of == "kernel" and row.gradient and not quick):
         name = trials.GRADIENT_CASE if step.of == "gradient" else _OF_A_KERNEL
         yield name, partial(trials.run_gradient, trials.prepare_gradient(row, dtype)), False

@@ -22,7 +22,7 @@ Property = Callable[..., Any]
 
 
 def check_functions(properties: Any) -> None:
-    """Raise `ConfigurationError` unless these are functions of (y) or of (x, y) in a list."""
+    """Raise `ConfigurationError` unless this is a list of functions of (y) or of (x, y)."""
     if not isinstance(properties, Collection) or not all(map(callable, properties)):
         raise ConfigurationError(
             "properties are functions of the output in a list, as in properties=[is_finite]",
@@ -45,7 +45,7 @@ def split_claims(properties: Any) -> tuple[list[Any], Any]:
 def check_claims(
     adapter: ModelAdapter, device: Device, policy: Policy, claims: Sequence[Any]
 ) -> tuple[str, ...]:
-    """Return a line for each claim, proved or not covered; raise `VerificationError` for others."""
+    """Return a line for each claim; raise `VerificationError` for one that does not hold."""
     why = ""
     if policy.compute != "float32" or policy.parameters != "float32":
         why = f"not covered: it computes in {policy.compute}"
@@ -57,7 +57,7 @@ def check_claims(
 
 
 def unproved_claims(attached: Sequence[Any], claims: Sequence[Any]) -> tuple[str, ...]:
-    """Return the claims among the properties of a model that are not among those to prove."""
+    """Return the claims of a model that are not among the properties to prove."""
     others = [item for item in attached if hasattr(item, "region") and item not in claims]
     return tuple(map(str, others))
 

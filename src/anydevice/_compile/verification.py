@@ -726,6 +726,8 @@ class Sampler:
         self._rows = next((x.shape[0] for x in example if x.ndim), 0)
         outputs = [x for part in reference.exact for x in part.arrays.values()]
         self._work = sum(map(np.size, outputs)) * max(1.0, run.size**0.5)
+        outer = set[int]().union(*map(_SHAPE, outputs)).difference((0, 1), *map(_SHAPE, example))
+        self._outer = np.array(sorted(outer), int)  # with an axis of the same size, mixed up
         # Differences of large numbers are as exact as their operations, which must be known.
         self._shifts = ["shifted"] * reference.is_fine
         is_narrow = run.tolerance.smallest > _TINY
@@ -754,13 +756,14 @@ class Sampler:
             yield from islice(filter(None, starmap(self._draw_sample, plan)), 1)
 
     def _groups(self) -> list[Axes]:
-        """Return the axes that may be lengths: those of one size, and all of them but the first."""
+        """Return the axes that may be lengths: those of one size, and all but one of them."""
         groups: dict[int, list[tuple[int, int]]] = {}
         for at, x in enumerate(self._example):
             for axis, size in enumerate(x.shape):
                 if size > 1 and (axis or size != self._rows):
                     groups.setdefault(size, []).append((at, axis))
-        return [*groups.values(), *[axes[1:] for axes in groups.values() if axes[1:]]]
+        parts = [part for axes in groups.values() if axes[1:] for part in (axes[1:], axes[:-1])]
+        return [*groups.values(), *parts]
 
     def _draw_sample(
         self, rows: int, how: str = "", lengths: Sequence[Axes] = (), *levels: str
@@ -771,6 +774,8 @@ class Sampler:
         for axes in lengths:
             size = self._example[axes[0][0]].shape[axes[0][1]]
             more, less = self._draw.integers((60, 1), (320, size))
+            if (self._outer < size).any():
+                less = self._draw.choice(self._outer[self._outer < size])
             new = {"long": size + more | 1, "double": 2 * size + 1, "next": size + 1, "short": less}
             sizes |= dict.fromkeys(axes, int(new.get(how, 1)))
         arrays = list(self._example)
@@ -822,7 +827,8 @@ class Sampler:
         numbers = x * 2.0 ** (low + shares * (high - low) - draw.random(x.shape))
         if "±" in level:
             random = np.where(draw.random(x.shape) < 0.5, numbers, -numbers)
-            numbers = np.choose(sign, [numbers, random, np.abs(numbers), -np.abs(numbers)])
+            signs = sign if len(x) > 1 else 3  # a model may decide by the sign of its whole input
+            numbers = np.choose(signs, [numbers, random, np.abs(numbers), -np.abs(numbers)])
         if "0" in level:
             numbers = np.where(size == 6, 0.0, numbers)
         return np.asarray(numbers.astype(x.dtype))

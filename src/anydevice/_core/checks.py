@@ -27,12 +27,6 @@ def integer(
 
     The bounds `at_least` and `at_most` are allowed values. The error begins with `owner`, a
     function or a class, and `name`, and ends with `note`.
-
-    >>> integer("depth", 2, 1)
-    2
-    >>> integer("depth", 0, 1, owner="prefetch")
-    Traceback (most recent call last):
-    anydevice.errors.ConfigurationError: prefetch: depth must be an integer of 1 or more, not 0
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
@@ -88,12 +82,7 @@ def number(
 
 
 def one_of(name: str, value: Value, choices: Collection[Value], *, owner: str = "") -> Value:
-    """Return `value` if it is one of `choices`.
-
-    >>> one_of("precision", "fast", ("exact", "float32"))
-    Traceback (most recent call last):
-    anydevice.errors.ConfigurationError: precision must be 'exact' or 'float32', not 'fast'
-    """
+    """Return `value` if it is one of `choices`."""
     if any(type(value) is type(choice) and value == choice for choice in choices):
         return value
     *first, last = map(repr, choices)

@@ -74,11 +74,7 @@ class Request(Record):
 
 
 class Step(Record):
-    """One step of a choice: its source, its wish and the result.
-
-    `reasons` say why it was not taken. An `ignored` step needs no warning: it is the CPU seen
-    through another driver, or "auto" was the next name.
-    """
+    """One step of a choice: its source, its wish and the result; `ignored` ones need no warning."""
 
     source: str
     asked: str
@@ -388,11 +384,7 @@ def _best(fit: list[Device], free_memory: FreeMemory) -> Device:
 def pick_engine(
     device: Device, engines: Sequence[str], loaded: Collection[str], measured: str | None = None
 ) -> str | None:
-    """Return the engine for a device: the fastest one, if several were measured.
-
-    Otherwise an imported engine goes before an installed one. On the CPU the default is NumPy,
-    unless the user asks for another.
-    """
+    """Return the engine for a device: the fastest measured, an imported or an installed one."""
     if measured in engines:
         return measured
     if device.backend == "cpu" and "numpy" in engines:

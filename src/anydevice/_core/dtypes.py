@@ -116,10 +116,7 @@ _SAID_ELSEWHERE = {
 
 
 def as_dtype(spec: object) -> DType:
-    """Return the `DType` of a name, or of any library's own dtype.
-
-    Raises `ConfigurationError` if there is none, with the closest name, or all names.
-    """
+    """Return the `DType` of a name or a library's dtype; raise `ConfigurationError` with hints."""
     if isinstance(spec, DType):
         return spec
     name = spec if isinstance(spec, str) else _name_of(spec)

@@ -307,11 +307,7 @@ donation = _Donation()
 
 
 class consuming:  # noqa: N801 - it is used like a function
-    """Let updates in this thread write their results into their arguments, inside the block.
-
-    `skip` is a float32 array without axes on their device: if it is 1, an update in place must
-    change nothing. An update that makes new arrays ignores it.
-    """
+    """Let updates in this thread write their results into their arguments, unless `skip` is 1."""
 
     def __init__(self, skip: Array | None = None) -> None:
         self._skip = skip

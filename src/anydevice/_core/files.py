@@ -70,10 +70,6 @@ def read_small(path: str | Path, *, limit: int = SMALL, trusted: bool = False) -
 
     Pipes, devices and folders are refused without waiting. With `trusted`, so is a file that
     somebody else could have written: see `distrust`. Raises `OSError`; its `strerror` says why.
-
-    >>> read_small("/dev/zero")
-    Traceback (most recent call last):
-    OSError: [Errno 22] it is not an ordinary file: '/dev/zero'
     """
     descriptor = open_ordinary(path)
     try:
@@ -92,10 +88,7 @@ def read_small(path: str | Path, *, limit: int = SMALL, trusted: bool = False) -
 
 
 def open_ordinary(path: str | Path) -> int:
-    """Return the descriptor of an ordinary file, to close after use.
-
-    Pipes and devices are refused without waiting: an `OSError` whose `strerror` says why.
-    """
+    """Return the descriptor of an ordinary file; refuse pipes and devices without waiting."""
     try:
         _check_ordinary(os.stat(path), path)  # even opening a device may have effects
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -226,8 +219,6 @@ def distrust(path: str | Path, name: str = "it") -> str | None:
 
     It is ours if it belongs to this user or to root, and not everyone may write it. Links are
     followed. `name` is used in the sentence.
-
-    >>> distrust("/", "the root")
     """
     try:
         return _distrust(os.stat(path), name) or _distrust_link(path)
@@ -240,12 +231,6 @@ def parse_json(data: bytes | bytearray, *, finite: bool = True, deepest: int = _
 
     Raises `ValueError` for any error, including nesting deeper than 64 levels, integers of more
     than 300 digits, and texts that would take far too much memory.
-
-    >>> parse_json(b'{"version": 1}')
-    {'version': 1}
-    >>> parse_json(b'{"version": Infinity}')
-    Traceback (most recent call last):
-    ValueError: JSON has no Infinity
     """
     import json  # most programs never need the parser
 
@@ -326,12 +311,6 @@ def write_whole(path: Path, pieces: Iterable[Any]) -> None:
     followed, unless the link belongs to another user.
 
     Raises `TransferError` if the file cannot be written.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_whole(Path(folder, "numbers"), [b"one ", b"two"])
-    ...     Path(folder, "numbers").read_bytes()
-    b'one two'
     """
     try:
         target = _target(path)

@@ -23,13 +23,7 @@ R = TypeVar("R")
 
 
 class Hook(Generic[P, R]):
-    """A function of a layer above; `home` is the module that registers it.
-
-    >>> double: Hook[[int], int] = Hook("anydevice._core.device")
-    >>> double.register(lambda number: 2 * number)
-    >>> double(21)
-    42
-    """
+    """A function of a layer above; `home` is the module that registers it."""
 
     def __init__(self, home: str) -> None:
         self.home = home

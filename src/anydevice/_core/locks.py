@@ -30,12 +30,7 @@ Made = TypeVar("Made")
 
 
 class ForkSafeLock:
-    """A lock that is free in a forked child, even if a thread of the parent held it.
-
-    It is taken by `with lock.native:`. `reentrant=True` lets its holder take it again. `leaves`
-    names a resource that its holder may leave half changed. If another thread forks meanwhile,
-    taking the lock in the child is an error.
-    """
+    """A lock, `with lock.native:`, that is free in a forked child, unless it `leaves` damage."""
 
     def __init__(self, *, reentrant: bool = False, leaves: str | None = None) -> None:
         self._make: Callable[[], Any] = threading.RLock if reentrant else threading.Lock
@@ -249,11 +244,7 @@ def _holder(folder: Path) -> str:
 
 
 def made_once(make: Callable[[Key], Made]) -> Callable[[Key], Made]:
-    """Cache a function's results; all threads together run it once for each argument.
-
-    `functools.cache` may run the function twice if two threads come first. A call that raises is
-    repeated the next time.
-    """
+    """Cache a function's results; threads together run it once for each argument."""
     results: dict[Key, Made] = {}
     making = ForkSafeLock(reentrant=True)
 

@@ -1,9 +1,4 @@
-"""Quantized weights: packed integers with a scale, and maybe a minimum, for each block.
-
-One value serves every format: GGUF's block types, GPTQ, AWQ, compressed-tensors, bitsandbytes,
-float8 and MXFP4. Its arrays may be of any library. Packing and unpacking are in
-`_formats/quantized.py`, computing is `ops.quantized_linear`.
-"""
+"""Quantized weights: packed integers with a scale, and maybe a minimum, for each block."""
 
 from __future__ import annotations
 
@@ -43,8 +38,8 @@ class BlockType(Record):
     def memory_bits(self) -> float:
         """The bits of a number in memory, scales included."""
         integers = self.columns == SUPER_BLOCK
-        each = (8 if integers else 16) / self.scaled + (16 / SUPER_BLOCK if integers else 0)
-        return self.bits + each * (1 + self.minimums)
+        scale_bits = (8 if integers else 16) / self.scaled + (16 / SUPER_BLOCK if integers else 0)
+        return self.bits + scale_bits * (1 + self.minimums)
 
 
 BLOCK_TYPES = {
@@ -77,11 +72,6 @@ class QuantizedWeight(Record):
     (…, rows, columns · bits / 8) each. `scales` and `minimums` are (…, rows, blocks). As floats
     they are used as they are. As int8 they are multiplied by `super_scales` and `super_minimums`,
     float16 of (…, rows, columns / 256).
-
-    >>> codes, scales = numpy.zeros((3, 32), "uint8"), numpy.ones((3, 2), "float16")
-    >>> weight = QuantizedWeight("q4_0", (3, 64), 4, 32, codes, scales, zero=8)
-    >>> weight.ndim, weight.low_bits, [*weight.arrays]
-    (2, 4, ['codes', 'scales'])
     """
 
     scheme: str
@@ -117,6 +107,13 @@ class QuantizedWeight(Record):
         """The arrays by the names of their fields, without those that the scheme does not have."""
         values = ((name, getattr(self, name)) for name in ARRAYS)
         return {name: value for name, value in values if value is not None}
+
+    def array_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape that each array must have, if there is one."""
+        *rows, columns = self.shape
+        low, blocks, groups = self.low_bits, columns // self.block, columns // SUPER_BLOCK
+        sizes = (columns * low // 8, columns * (self.bits - low) // 8, blocks, blocks)
+        return {n: (*rows, x) for n, x in zip(ARRAYS, (*sizes, groups, groups), strict=True)}
 
     # Arrays have no single answer to ==, so that weights are equal only if they are the same.
     __eq__ = object.__eq__

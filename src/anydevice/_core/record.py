@@ -1,9 +1,4 @@
-"""Records: small immutable values with named fields, written like dataclasses.
-
-A class of the standard library's dataclasses takes more than a millisecond to define, and their
-module ten to import. Discovery needs some fifty such classes, and would spend longer on them than
-on the drivers. A record's class takes a few microseconds.
-"""
+"""Records: small immutable values with named fields, quicker to define than dataclasses."""
 
 from __future__ import annotations
 

@@ -34,11 +34,7 @@ def leaves(tree: object) -> list[Any]:
 
 
 def leaf_paths(tree: object, path: str = "") -> list[str]:
-    """Return the path of each of `leaves`, in the same order.
-
-    >>> leaf_paths({"b": 1, "a": [2, {"c": 3}]})
-    ["['a'][0]", "['a'][1]['c']", "['b']"]
-    """
+    """Return the path of each of `leaves`, in the same order."""
     return _labels(tree, path, "[{!r}]")
 
 
@@ -158,10 +154,7 @@ def _rebuild(tree: Any, values: Iterator[object]) -> Any:
 
 
 def difference(tree: object, other: object, path: str = "") -> str | None:
-    """Describe the first difference of two trees of arrays in keys, lengths or shapes.
-
-    Returns `None` if there is none. Lists and tuples count as the same; dtypes are not compared.
-    """
+    """Describe the first difference of two trees in keys, lengths or shapes; `None` without one."""
     here = path or "the tree"
     if isinstance(tree, dict):
         if not isinstance(other, dict) or tree.keys() != other.keys():

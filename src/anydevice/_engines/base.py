@@ -224,15 +224,7 @@ class BaseMemory:
 
 
 def amount_asked(message: str) -> int | None:
-    """Return the bytes that a library's message names as requested; `None` if it names none.
-
-    >>> amount_asked("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has …")
-    21474836480
-    >>> amount_asked("RESOURCE_EXHAUSTED: Out of memory allocating 1234 bytes.")
-    1234
-    >>> amount_asked("Out of memory while trying to allocate 2.50MiB.")
-    2621440
-    """
+    """Return the bytes that a library's message names as requested; `None` if it names none."""
     match = _ALLOCATION.search(message)
     # Libraries that write "GB" here mean 2**30 bytes, too.
     return None if match is None else parse_size(match[1].replace(",", "") + match[2])
@@ -282,10 +274,7 @@ class ExpertBlocks(Record):
 
 
 def expert_blocks(xp: Any, numbers: Any, count: int, tokens: int) -> ExpertBlocks:
-    """Plan the blocks for the chosen experts of all tokens; no shape depends on the choices.
-
-    `xp` is the module of JAX or MLX. `numbers` (tokens × choices) is int32; `count` is no expert.
-    """
+    """Plan the blocks for the chosen experts of all tokens; no shape depends on the choices."""
     length = numbers.shape[0]
     rows = min(256, max(8, 1 << (length // count - 1).bit_length()))
     blocks = (length + min(count, length) * (rows - 1)) // rows

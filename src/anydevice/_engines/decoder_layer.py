@@ -22,7 +22,7 @@ def decoder_layer(
     output: Array, mlp_norm: Array, gate_up: Array, down: Array, qkv_bias: Any, output_bias: Any,
     query_norm: Any, key_norm: Any, config: LayerConfig,
 ) -> Any:  # fmt: skip
-    """See `LayerConfig`: x, keys and values after it; the cache is written in place."""
+    """Compute a layer as `LayerConfig` says: x, keys and values; the cache is written in place."""
     if not _serves(x, keys, values, config):
         return NotImplemented
     at = tuple(positions.tolist())
@@ -115,7 +115,7 @@ def _attend(q: Array, keys: Array, values: Array, config: LayerConfig) -> Array:
 
 
 def _swiglu(y: Array) -> Array:
-    """Return the first half, by SiLU, times the second."""
+    """Return SiLU of the first half, times the second half."""
     half = y.shape[-1] // 2
     gate, up = y[:, :half], y[:, half:]
     # exp of a large number is infinity, and the gate then 0, as it should be.
@@ -134,7 +134,7 @@ def final_logits(x: Array, norm: Array, head: Array, eps: float) -> Any:
 def draw_token(
     logits: Array, numbers: Array, seeds: Array, place: Array, greedy: bool, *_: object
 ) -> Any:
-    """Return the likeliest token of each row, -1 if a logit is not finite; ops draw at random."""
+    """Return the likeliest token of each row, or -1 if a logit is not finite."""
     if not greedy or logits.dtype != _FLOAT32:
         return NotImplemented
     finite = np.isfinite(_sum(logits, -1))

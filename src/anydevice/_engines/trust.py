@@ -22,17 +22,7 @@ _trials: dict[int, frozenset[str]] = {}
 
 
 def trust(kernel: str, dtype: str, device: str) -> None:
-    """Let a kernel be used for one dtype on one device.
-
-    >>> trust("softmax", "bfloat16", "cuda:7")
-    >>> is_trusted("softmax", "bfloat16", "cuda:7"), is_trusted("softmax", "float16", "cuda:7")
-    (True, False)
-    >>> is_trusted("softmax", "bfloat16", "cuda:0")
-    False
-    >>> forget()
-    >>> is_trusted("softmax", "bfloat16", "cuda:7")
-    False
-    """
+    """Let a kernel be used for one dtype on one device."""
     _trusted.add(_row(kernel, dtype, device))
 
 
@@ -60,14 +50,7 @@ def forget() -> None:
 
 @contextmanager
 def trial(entries: Iterable[Entry]) -> Iterator[None]:
-    """Use these kernels and no others in the calling thread within the block.
-
-    >>> with trial([("softmax", "float16", "cuda:7")]):
-    ...     is_trusted("softmax", "float16", "cuda:7")
-    True
-    >>> is_trusted("softmax", "float16", "cuda:7")
-    False
-    """
+    """Use these kernels and no others in the calling thread within the block."""
     thread, rows = get_ident(), frozenset(_row(*entry) for entry in entries)
     before = _trials.get(thread)
     _trials[thread] = rows

@@ -373,12 +373,7 @@ class OpenFiles:
 def place(
     joined: Joined | Packed, files: OpenFiles, engine: Engine, device: Device, advance: Advance
 ) -> Any:
-    """Read an array, or a quantized weight, from its files onto a device.
-
-    Several threads read a large array straight into its memory on the CPU, and through pinned
-    memory on CUDA devices. Any other array is read into host memory first. Raises `TransferError`
-    and `OutOfMemoryError` with the file and the tensor.
-    """
+    """Read an array, or a quantized weight, from its files onto a device."""
     try:
         if isinstance(joined, Packed):
             weight = joined.read(files, advance)

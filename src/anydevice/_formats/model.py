@@ -1,8 +1,4 @@
-"""Model files: trees of arrays with metadata, as one safetensors file with a hash.
-
-Other programs can read the tensors as in any safetensors file. The structure of the trees and the
-metadata are JSON in the file's `__metadata__`, with the version of this format and a hash.
-"""
+"""Model files: trees of arrays with metadata, as one safetensors file with a hash."""
 
 from __future__ import annotations
 
@@ -108,10 +104,7 @@ def _write(path: Path, kind: str, trees: Mapping[str, Any], metadata: Mapping[st
 
 
 def read(path: Path, kind: str, device: Device) -> Contents:
-    """Read a model file, with its arrays on a device.
-
-    Raises `TransferError`, with the path, if the file is damaged, newer, or of another kind.
-    """
+    """Read a model file, with its arrays on a device; raise `TransferError` if damaged or newer."""
     # Opened once: another process may replace the file meanwhile.
     with translating_oom(what=f"{path} cannot be read"), open_safetensors(path) as file:
         header = header_of(file)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from anydevice._core.files import parse_json
+from anydevice._core.quantized import QuantizedWeight
 
+_FIELDS = ("scheme", "shape", "bits", "block", "zero", "table")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -42,6 +44,9 @@ def _describe(value: Any, tensors: dict[str, Any]) -> Any:
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_describe(part, tensors) for part in value]}
+    if isinstance(value, QuantizedWeight):
+        fields = {name: getattr(value, name) for name in _FIELDS}
+        return {"weight": _describe([fields, value.arrays], tensors)}
     if hasattr(value, "shape"):
         name = str(len(tensors))
         tensors[name] = value
@@ -55,6 +60,9 @@ def _fill(described: Any, tensors: Mapping[str, Any]) -> Any:
         return inside
     if kind == "tensor":
         return tensors[inside]
+    if kind == "weight":
+        fields, arrays = _fill(inside, tensors)
+        return QuantizedWeight(**fields, **arrays)
     if kind == "dict":
         return {_fill(key, tensors): _fill(x, tensors) for key, x in inside}
     parts = [_fill(part, tensors) for part in inside]

@@ -89,8 +89,8 @@ def fit_affine(
         error = slope * (slope * second - 2 * products)
         error += start * (start * total + 2 * (slope * first - sums))
         better = (determinant > 0) & (error < best)
-        for kept, new in ((scale, slope), (minimum, start), (best, error)):
-            np.copyto(kept, new, where=better)
+        for array, new in ((scale, slope), (minimum, start), (best, error)):
+            np.copyto(array, new, where=better)
     return scale, minimum
 
 

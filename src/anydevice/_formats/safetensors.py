@@ -65,10 +65,7 @@ class StoredTensor(Record):
     nbytes: int
 
     def read(self, file: PlainFile, target: Any, first: int) -> None:
-        """Fill a flat array with the elements from `first` on, in the array's dtype.
-
-        `first` is a multiple of 256. Raises `TransferError` for a number too large for the dtype.
-        """
+        """Fill a flat array with the elements from `first`, a multiple of 256, in its dtype."""
         raise NotImplementedError
 
     @property

@@ -313,11 +313,7 @@ def float64_scope(engine: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def in_mode(module: Any, *, training: bool, attribute: str = "training") -> Iterator[None]:
-    """Set the mode of a module of PyTorch or MLX inside the block.
-
-    In training, parts in inference mode stay in it, unless the whole module is. Afterwards all
-    parts get their own modes back. `attribute` is the name of the mode attribute.
-    """
+    """Set the mode of a module of PyTorch or MLX inside the block, and restore each part's."""
     modes = [(part, part.training) for part in module.modules()]
     if training != module.training or not training:
         module.train(training)

@@ -81,11 +81,7 @@ class ModuleLayer(Layer):
 def loss_and_output(
     loss: Loss | None, module: Any, batch: Any, run: Run | None = None
 ) -> tuple[Array, Any]:
-    """Return the loss of a module on a batch, and its output; `None` if the loss calls the module.
-
-    A pair is inputs and targets, a dict is the arguments of the module. Without a loss, the loss in
-    the module's output is used.
-    """
+    """Return the loss of a module on a batch, and its output; `None` if the loss calls it."""
     if loss is not None and takes_model(loss):
         parts = batch if isinstance(batch, tuple | list) else (batch,)
         if run is not None and "key" in _names(loss):

@@ -30,9 +30,6 @@ class Policy(Record):
     """The dtypes of a model's parameters, of its computation, and of its output.
 
     Sums, norms, softmax and losses of 16-bit numbers are computed in float32 under every policy.
-
-    >>> policy_of("mixed", Device("cpu", engine="numpy"))
-    Policy(name='mixed', parameters='float32', compute='bfloat16', output='float32')
     """
 
     name: str
@@ -107,11 +104,7 @@ def has_bfloat16(device: Device) -> bool:
 
 
 def has_coarse_products(device: Device, *, convolutions: bool = True) -> bool:
-    """Whether the device's library computes float32 products with fewer digits (TF32).
-
-    JAX does so except on the CPU. PyTorch does on NVIDIA cards if its settings allow it: by default
-    for convolutions and recurrent layers, but not for matrix products.
-    """
+    """Whether the device's library computes float32 products with fewer digits (TF32)."""
     if device.engine == "jax":
         return device.kind != "cpu"
     if device.engine != "torch" or device.backend != "cuda":
@@ -127,11 +120,7 @@ def cast(x: Array, dtype: str) -> Array:
 
 
 def cast_parameters(tree: TreeT, dtype: str) -> TreeT:
-    """Return a tree with every floating array in this dtype; others are unchanged.
-
-    >>> cast_parameters({"weight": numpy.ones(2), "count": numpy.ones(1, int)}, "float16")
-    {'weight': array([1., 1.], dtype=float16), 'count': array([1])}
-    """
+    """Return a tree with every floating array in this dtype; others are unchanged."""
     name = as_dtype(dtype).name
     return mapped(lambda x: cast(x, name), tree)
 
@@ -143,15 +132,6 @@ class LossScale(Record):
     The factor grows after `interval` finite steps, and shrinks with each step that has infinite or
     NaN gradients; such a step changes no parameter. The state is arrays, so it works inside
     compiled code.
-
-    >>> scale = LossScale(initial=8.0)
-    >>> state = scale.start(numpy.ones(1, numpy.float32))
-    >>> gradients = [numpy.array([16.0, numpy.inf], numpy.float32)]
-    >>> finite = scale.finite(gradients)
-    >>> bool(finite), float(scale.after(state, finite)["scale"])
-    (False, 4.0)
-    >>> scale.unscaled(gradients, state)
-    [array([ 2., inf], dtype=float32)]
     """
 
     initial: float = 65536.0

@@ -29,10 +29,7 @@ Facet = Literal["compiler", "autodiff"]
 
 
 class ModuleRow(Record):
-    """One kind of module: `module` has the class `Module`, `library` is the engine of its arrays.
-
-    `adapter` is a class in `_libraries/<library>/module.py`, `layer` one in `step.py` beside it.
-    """
+    """One kind of module: its class, the engine of its arrays, its adapter and its layer."""
 
     module: str
     library: str
@@ -73,10 +70,7 @@ def part(library: str, name: str) -> ModuleType:
 
 
 def adapter_of(model: Any) -> ModelAdapter:
-    """Return the adapter through which a model is moved, compiled and verified.
-
-    Raises `ConfigurationError` for anything but a model or a function.
-    """
+    """Return the adapter through which a model is moved, compiled and verified."""
     from anydevice._libraries import native  # it imports `base`, which imports this module
     from anydevice._nn.layer import Layer
     from anydevice._nn.model import Model

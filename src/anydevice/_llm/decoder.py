@@ -48,11 +48,7 @@ LATENT_EPS = 1e-6
 
 
 class RingIndex(Record):
-    """Positions of tokens in a ring cache, which stores position p in slot p % window.
-
-    The step writes `slots`, and `lengths` keys are valid. For several tokens, `order` sorts the old
-    keys by position, and `row` holds the positions of the new keys behind them.
-    """
+    """Positions of tokens in a ring cache: `slots` to write, and how to read old and new keys."""
 
     slots: Array
     lengths: Array
@@ -394,11 +390,7 @@ class DecoderLayer(Record):
     def _attend_latent(
         self, x: Array, index: CacheIndex, cache: LayerCache | None
     ) -> tuple[Array, LayerCache | None]:
-        """Run multi-head latent attention (MLA, DeepSeek-V2), which caches one vector a token.
-
-        With a cache, `kv_b` is absorbed into the queries: scores are the same, and no key is
-        computed again in later steps. Tokens that attend only to each other compute their keys.
-        """
+        """Run multi-head latent attention (MLA, DeepSeek-V2), which caches one vector a token."""
         description, weights = self.description, self.weights
         sizes = description.latent
         assert sizes is not None

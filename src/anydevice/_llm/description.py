@@ -119,13 +119,6 @@ class Description(Record):
     - `biases`: the parts with a bias, from `"qkv"` (with latent attention, the products before its
       norms), `"output"`, `"mlp"`, `"router"`, `"experts"`, `"norm"`, `"head"`.
     - `tensor_names`: pairs of a part of a tensor's name in files, and its name in Llama's files.
-
-    >>> from anydevice._plan.config import as_config
-    >>> sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    >>> more = {"intermediate_size": 128, "vocab_size": 100, "hidden_act": "silu"}
-    >>> description = describe(as_config({"model_type": "llama", **sizes, **more}))
-    >>> description.block, description.head_size, len(description.layers)
-    ('pre', 16, 2)
     """
 
     vocabulary: int

@@ -189,11 +189,7 @@ def run_steps(
     max_tokens: int,
     reuse: bool = False,
 ) -> Iterator[Step]:
-    """Yield the tokens of up to `max_tokens` steps of a runner.
-
-    If steps are asynchronous, each starts before its predecessor is read, and is discarded if the
-    caller stops there. Steps of several threads take turns.
-    """
+    """Yield the tokens of up to `max_tokens` steps; each starts before the last one is read."""
     with executor.lock():
         pending = runner.prefill(prompts, sampling, reuse)
     for number in range(1, max_tokens + 1):
@@ -401,11 +397,7 @@ class DecoderExecutor(Executor):
         return x
 
     def _fused_layer(self, number: int, x: Array, position: Array, cache: Any, *only: Array) -> Any:
-        """Run a layer by the engine's own function, for one token or the first chunk of all rows.
-
-        `only` is the token of each row that is needed. Returns `NotImplemented` if the engine
-        cannot compute the layer.
-        """
+        """Run a layer by the engine's own function, if it has one for these tokens."""
         name = "decoder_layer" if x.shape[1] == 1 else "prompt_layer"
         if name not in self._fused_layers:
             self._fused_layers[name] = [fused_layer(layer, x, name) for layer in self.layers]

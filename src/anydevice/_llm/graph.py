@@ -401,8 +401,8 @@ class GraphExecutor(Executor):
             return cache.run(slice(len(x)), x, ends, ends[0])
         for row in np.flatnonzero(count).tolist():
             own, whole = slice(row, row + 1), ends[row] if length is None else length[row]
-            for first in range(0, count[row], PIECE):
-                tokens = slice(first, min(count[row], first + PIECE))
+            for begin in range(0, count[row], PIECE):
+                tokens = slice(begin, min(count[row], begin + PIECE))
                 x[own, tokens] = cache.run(own, x[own, tokens], start[own] + tokens.stop, whole)
         return x
 

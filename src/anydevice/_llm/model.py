@@ -597,10 +597,7 @@ def _with_fast_engine(device: Device, weights: int) -> Device:
 def _plan(
     files: ModelFiles, device: Device, own: Mapping[str, Any], context: int, given: bool
 ) -> Plan:
-    """Plan a model on a device, with a smaller context if the caller did not set one.
-
-    Raises `OutOfMemoryError` if it does not fit, and says which options would.
-    """
+    """Plan a model on a device, with a smaller context if the caller did not set one."""
     options = {**own, **loading_options(device.kind == "cpu", own["dtype"])}
     plan = plan_inference(files, device, context=context, **options)
     if plan.device == device or not plan.placements:  # no placements: its memory is unknown

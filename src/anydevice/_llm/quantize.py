@@ -58,8 +58,10 @@ from anydevice.errors import (
     UnsupportedError,
 )
 
-_DROPPED = ("general.file_type", "general.quantization_version", "general.alignment")
-_DROPPED += ("split.no", "split.count", "split.tensors.count")
+_DROPPED = (
+    *("general.file_type", "general.quantization_version", "general.alignment"),
+    *("split.no", "split.count", "split.tensors.count"),
+)
 
 
 class QuantizedFile(Record):

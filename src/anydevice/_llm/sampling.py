@@ -47,11 +47,7 @@ _HALVINGS = 28
 
 
 class Filters(Record):
-    """The steps of sampling, on which compiled code depends.
-
-    `candidates` is the number of largest logits that are considered: `top_k`, rounded up to one of
-    few sizes; 0 is all of them.
-    """
+    """The steps of sampling on which compiled code depends; `candidates` is 0 for all tokens."""
 
     greedy: bool = True
     candidates: int = 0
@@ -107,9 +103,6 @@ def sampling(
 
     Without a temperature and a filter, or with a temperature of 0, the likeliest token is taken. A
     filter without a temperature has a temperature of 1.
-
-    >>> sampling(top_p=0.9, seed=1).temperature, sampling(top_k=5, temperature=0).filters.greedy
-    (1.0, True)
 
     Raises `ConfigurationError` for a number that is out of its range, by name.
     """

@@ -190,19 +190,6 @@ def tool_schema(tool: Any) -> Mapping[str, Any]:
 
     A function's schema comes from its name, its types and its docstring. The docstring describes
     the function and, under `Args:`, every parameter, in Google style.
-
-    >>> def weather(city: str, days: int = 1) -> str:
-    ...     '''The weather of the next days.
-    ...
-    ...     Args:
-    ...         city: where
-    ...         days: how many
-    ...     '''
-    >>> schema = tool_schema(weather)["function"]
-    >>> schema["name"], schema["description"], schema["parameters"]["required"]
-    ('weather', 'The weather of the next days.', ['city'])
-    >>> schema["parameters"]["properties"]["days"]
-    {'type': 'integer', 'description': 'how many'}
     """
     if isinstance(tool, Mapping):
         return tool

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from anydevice.errors import ConfigurationError
 
@@ -106,12 +106,7 @@ class _Stop:
         return matched + (self.text[matched] == character)
 
 
-class _TokenDecoder(Protocol):
-    def push(self, token: int) -> str: ...
-    def finish(self) -> str: ...
-
-
-def _token_decoder(tokenizer: Tokenizer, after: list[int]) -> _TokenDecoder:
+def _token_decoder(tokenizer: Tokenizer, after: list[int]) -> _Bytes | _Window | _Whole:
     kinds = tokenizer.decoder_kinds
     if kinds == ("ByteLevel",):
         return _Bytes(tokenizer, after)

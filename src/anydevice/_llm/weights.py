@@ -169,11 +169,7 @@ def load_parameters(
     weights: Weights = AS_STORED,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """Load the parameters of a decoder onto a device, from a folder or a GGUF file.
-
-    Tensors are read one after another, each straight into its array; beside the parameters there is
-    at most one array in memory. Raises as `plan_parameters` does, before anything is read.
-    """
+    """Load the parameters of a decoder onto a device, from a folder or a GGUF file."""
     plan = plan_parameters(folder, description, dtype, weights)
     return tree_of(load_joined(plan, device, progress))
 
@@ -303,11 +299,7 @@ def plan_stored(
 
 
 def tree_of(arrays: Mapping[TreePath, Any]) -> dict[str, Any]:
-    """Return the tree of parameters from its arrays.
-
-    >>> tree_of({("layers", 0, "output", "weight"): 1, ("embedding",): 2})
-    {'layers': [{'output': {'weight': 1}}], 'embedding': 2}
-    """
+    """Return the tree of parameters from its arrays."""
     tree: dict[str, Any] = {}
     for path, array in arrays.items():
         node: Any = tree
@@ -536,11 +528,7 @@ def _stored_alone(path: TreePath, name: str, shape: Shape, wide: bool = False) -
 def _parts(
     parameter: Parameter, stored: Mapping[str, Segment], prefix: str, source: Path
 ) -> tuple[Segment, ...]:
-    """Return the stored tensors of a parameter, in order, by the first way that the files have.
-
-    Raises `TransferError` for a missing tensor or a wrong shape, `UnsupportedError` for quantized
-    weights.
-    """
+    """Return the stored tensors of a parameter, in order, by the first way that the files have."""
     way = parameter.ways[0]
     for other in parameter.ways:
         if prefix + other.tensors[0][0] in stored:

@@ -48,10 +48,7 @@ class _InferredSize:
 
 
 class Check(Record):
-    """The check of a field of `Settings`, as in `Annotated[int, Check("even", is_even)]`.
-
-    `wanted` completes the error "… must be"; `fits` may also raise an error of its own.
-    """
+    """The check of a field of `Settings`, as in `Annotated[int, Check("even", is_even)]`."""
 
     wanted: str
     fits: Callable[[Any], bool]
@@ -310,11 +307,7 @@ class Wrapper(Layer):
 
 
 def state_places(layer: Layer, path: str = "") -> list[tuple[str, str]]:
-    """Return the path and name of every parameter in a layer and its parts that is state.
-
-    The steps of a path lead through the parameters: `"[2]"` to an element of a list, `".mlp"` to
-    one of a dict.
-    """
+    """Return the path and name of every parameter in a layer and its parts that is state."""
     own = [(path, name) for name in layer.state_names]
     return own + [place for step, part in layer.parts for place in state_places(part, path + step)]
 

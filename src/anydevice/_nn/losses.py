@@ -167,15 +167,7 @@ def threshold_of(layer: Layer) -> float:
 
 
 def remark_on(layer: Layer, loss: Loss) -> str | None:
-    """Return a warning about the last activation of a model and a loss, or `None`.
-
-    It names an activation that `fuse_loss` leaves out, or that may be applied twice: by the model,
-    and by a loss of the user's.
-
-    >>> print(remark_on(nn.Chain(nn.Dense(4, 2), "sigmoid"), nn.cross_entropy))
-    the model ends with sigmoid, and cross_entropy applies a softmax of its own to that; leave \
-sigmoid out of the model
-    """
+    """Return a warning about a last activation that the loss repeats or leaves out, or `None`."""
     done, name = fused_activation(loss), _name_of(loss)
     if done is not None and _without(layer, done) is not None:
         return (

@@ -253,10 +253,7 @@ def build(
 def built_for(
     layer: Layer | str, x: Any, seed: int = 0, device: Device | str | None = None
 ) -> Model:
-    """Return the model of a layer whose examples are those of a batch.
-
-    Raises `ConfigurationError` if the batch is no array of examples.
-    """
+    """Return the model of a layer whose examples are those of a batch, which must be an array."""
     layer, table = as_layer(layer), without_tables(x)
     try:
         shape = tuple(table.shape if hasattr(table, "shape") else np.asarray(table).shape)
@@ -328,10 +325,7 @@ def _takes_more_axes(layer: Layer, shape: Shape) -> bool:
 
 
 def trained_leaves(model: Model) -> list[bool]:
-    """Return for each leaf of the parameters whether training moves it by gradients.
-
-    It does not move frozen parameters, nor state, which a layer updates itself.
-    """
+    """Return for each leaf whether gradients move it: neither frozen parameters, nor state."""
     untrained = model.frozen.union(state_paths(model.layer))
     return [name not in untrained for name in leaf_names(model.parameters)]
 
@@ -414,13 +408,7 @@ _refuse_other_block._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def as_batch(x: Any, layer: Layer, input_shape: Shape, parameters: Parameters) -> Array:
-    """Place a batch as an array of the parameters' library on their device.
-
-    NumPy arrays, tables of pandas and polars, and nested lists of numbers are placed there, and
-    floating numbers get their dtype. Anything but an array stays, and is refused by the layer.
-    Raises `ConfigurationError` for a single number, for lists that do not form an array, for a
-    table with anything but numbers, and for an array of another library.
-    """
+    """Place a batch as an array of the parameters' library on their device."""
     given, x = x, without_tables(x)
     if isinstance(x, list | tuple) and _is_of_numbers(x):
         x = _array_of(x, layer.takes_ids_below is not None, input_shape)

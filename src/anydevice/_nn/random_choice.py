@@ -34,11 +34,7 @@ def folded_seed(seed: int) -> int:
 
 
 def random_mask(run: Run, rate: float, like: Array) -> Array:
-    """Return booleans with the shape and device of `like`, true with the probability `rate`.
-
-    They depend on the seed, the step and the path of `run`, and on the position in the array; with
-    `run.rows`, on the position in the array of the whole batch.
-    """
+    """Return booleans with the shape and device of `like`, true with the probability `rate`."""
     shape = tuple(like.shape)
     first, whole = _within(run, shape)
     rows, columns = _balance_axes(whole)

@@ -1,8 +1,4 @@
-"""Recurrent layers: an example is (time, features).
-
-One product with the input serves all steps. The rest goes step by step: by PyTorch's own functions,
-in a loop of XLA on JAX, and in a Python loop elsewhere.
-"""
+"""Recurrent layers: an example is (time, features)."""
 
 from __future__ import annotations
 

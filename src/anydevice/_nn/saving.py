@@ -193,11 +193,7 @@ def register_layer(kind: Kind) -> Kind:
 
 
 def to_json(value: Any, where: str = "the model") -> Any:
-    """Return a record of settings as JSON: its class by name, and its fields.
-
-    Raises `ConfigurationError` for a value that JSON cannot hold, or a class that is not
-    registered.
-    """
+    """Return a record of settings as JSON: its class by name, and its fields."""
     if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, list | tuple):
@@ -221,10 +217,7 @@ def to_json(value: Any, where: str = "the model") -> Any:
 
 
 def from_json(described: Any) -> Any:
-    """Return the value that `to_json` converted.
-
-    Raises `ConfigurationError` for an unknown class.
-    """
+    """Return the value that `to_json` converted; raise for an unknown class."""
     if described is None or isinstance(described, _PLAIN):
         return described
     if "kind" in described:

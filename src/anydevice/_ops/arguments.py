@@ -1,8 +1,4 @@
-"""Checks of the arguments of ops, and their error messages.
-
-A NumPy scalar is taken for a Python number. 16-bit floating-point numbers are computed with as
-`float32` and rounded once, at the end.
-"""
+"""Checks of the arguments of ops, and their error messages."""
 
 from __future__ import annotations
 
@@ -124,11 +120,7 @@ _scalar_kind._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_finite(number: Any) -> bool:
-    """Whether it is a finite Python number; booleans and arrays are not.
-
-    >>> is_finite(0.5), is_finite(float("nan")), is_finite(True), is_finite("1")
-    (True, False, False, False)
-    """
+    """Whether it is a finite Python number; booleans and arrays are not."""
     return type(number) in (int, float) and -math.inf < number < math.inf
 
 
@@ -305,12 +297,7 @@ _TAKES = {"divide": float_primitives, "subtract": number_primitives, "power": nu
 
 
 def operands(op: str, a: Any, b: Any) -> Operands:
-    """Return two arrays that go together, or an array and a number, with the primitives for them.
-
-    Numbers come back as Python's, which take over the dtype of the array. Raises
-    `ConfigurationError` if the libraries or dtypes differ, where the shapes do not broadcast,
-    and where the dtype cannot hold the number.
-    """
+    """Return two arrays that go together, or an array and a number, with their primitives."""
     kind = type(b)
     if kind is type(a):
         xp = known(a) if op not in _TAKES else known_float(a)

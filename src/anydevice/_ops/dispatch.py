@@ -107,11 +107,7 @@ def is_one_library(a: Array, b: Array) -> bool:
 
 
 def own_version(x: Array, name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the engine's own version of an op, or the definition where it has none.
-
-    Both take all arguments by position, in the order of the op's signature. A version of the
-    engine's own may return `NotImplemented`: the caller then calls the definition, as `run` does.
-    """
+    """Return the engine's own version of an op, or the definition where it has none."""
     return _fused[_engine_of(type(x)) or _register(x, name)].get(name, definition)
 
 
@@ -188,11 +184,7 @@ def run_primitive(primitive: Callable[..., Result], *arguments: Any) -> Result:
 
 
 def explain(error: Exception, **arguments: Any) -> None:
-    """Raise our own error if a library's error means the same; else return.
-
-    That is `OutOfMemoryError`, or `DeviceMismatchError` where arrays are on different devices. The
-    arguments are those of the call that failed, by name; its first array says on which device.
-    """
+    """Raise our own error if a library's error means the same; else return."""
     if not isinstance(error, AnyDeviceError):
         from anydevice._arrays.memory.out_of_memory import raise_if_oom
         from anydevice._arrays.move import refuse_mismatch

@@ -439,8 +439,8 @@ def take_along_axis(x: ArrayT, indices: ArrayT, axis: int = -1) -> ArrayT:
 def cache_write(cache: ArrayT, new: ArrayT, positions: ArrayT) -> ArrayT:
     """Return the cache with new rows in it; `cache` itself must not be used afterwards.
 
-    cache is (batch, heads, keys, size), new (batch, heads, tokens, size); positions, (tokens,) or
-    (batch, tokens), says which key each token is. Positions outside of the cache are left out.
+    cache is (batch, heads, keys, size), new (batch, heads, tokens, size). A token replaces the key
+    at its position, in (tokens,) or (batch, tokens); those outside of the cache are left out.
 
     >>> cache = numpy.zeros((1, 1, 4, 1))
     >>> cache_write(cache, numpy.array([[[[5.0], [6.0]]]]), numpy.array([2, 9])).ravel().tolist()
@@ -489,7 +489,7 @@ def _require_arrays(op: str, arrays: Sequence[Array]) -> None:
 
 
 def _sides_of(x: Array, widths: int | Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return how many elements come before and after each axis."""
+    """Return the numbers of elements to add before and after each axis."""
     count, one = len(x.shape), python_number(widths)
     pairs = [(one, one)] * count if type(one) is int else one
     if not isinstance(pairs, tuple | list) or not all(isinstance(x, tuple | list) for x in pairs):

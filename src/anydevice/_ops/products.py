@@ -516,7 +516,11 @@ def dequantize(
         arrays = {name: xp.take(x, rows, 0) for name, x in weight.arrays.items()}
         weight = weight.with_arrays(arrays, (*rows.shape, *weight.shape[1:]))
     own = own_version(weight.codes, "dequantize", _dequantize)
-    return xp.astype(run(own, _dequantize, weight), wanted)
+    try:
+        return xp.astype(run(own, _dequantize, weight), wanted)
+    except Exception:
+        _require_shapes("dequantize", weight)
+        raise
 
 
 def quantized_linear(x: ArrayT, weight: QuantizedWeight, bias: ArrayT | None = None) -> ArrayT:
@@ -542,12 +546,25 @@ def quantized_linear(x: ArrayT, weight: QuantizedWeight, bias: ArrayT | None = N
         require_one_dtype("quantized_linear", x=x, bias=bias)
         if tuple(bias.shape) != weight.shape[:1]:
             raise wrong_shapes("quantized_linear", "bias must be (out,)", weight=weight, bias=bias)
-    return run3(own, _quantized_linear, x, weight, bias)
+    try:
+        return run3(own, _quantized_linear, x, weight, bias)
+    except Exception:
+        _require_shapes("quantized_linear", weight)
+        raise
 
 
 def _require_quantized(op: str, weight: Any) -> None:
     if not isinstance(weight, QuantizedWeight):
         raise wrong(op, f"weight must be a QuantizedWeight, not {in_words(weight)}")
+
+
+def _require_shapes(op: str, weight: QuantizedWeight) -> None:
+    """Raise `ConfigurationError` for an array whose shape does not fit the weight's."""
+    for name, shape in weight.array_shapes().items():
+        array = weight.arrays.get(name)
+        if array is not None and tuple(array.shape) != shape:
+            rule = f"{name} of {weight!r} must have the shape {shape}"
+            raise wrong_shapes(op, rule, **{name: array})
 
 
 def slice_rows(weight: QuantizedWeight, start: int, stop: int) -> QuantizedWeight:

@@ -89,11 +89,7 @@ def launch(
 def run_processes(
     context: Any, variables: Variables, calls: Sequence[Sequence[Any]], duplex: bool = False
 ) -> Iterator[Running]:
-    """Start a process for each call of a function and its arguments, and end all with the block.
-
-    With `duplex`, pipes are two-way and the first argument of the function, and the processes may
-    start others.
-    """
+    """Start a process for each call of a function and its arguments, and end all with the block."""
     import __main__
 
     running: Running = {}
@@ -134,11 +130,7 @@ def _pickle(value: Any, problem: str, instead: str) -> Any:
 
 
 def unsafe_to_fork() -> str | None:
-    """Return the reason why a fork of this process is unsafe; `None` if it is safe.
-
-    >>> unsafe_to_fork() is None or isinstance(unsafe_to_fork(), str)
-    True
-    """
+    """Return the reason why a fork of this process is unsafe; `None` if it is safe."""
     tasks = Path("/proc/self/task")
     if not tasks.is_dir():
         return "only Linux tells how many threads there are"

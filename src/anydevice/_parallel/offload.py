@@ -350,12 +350,7 @@ class _Written:
 
 
 class _Direct:
-    """Copies from memory that it pins in place, a call for each array, on a stream of its own.
-
-    Small arrays, which share pages with others, go through a pinned buffer for each slot: a copy
-    from ordinary memory would wait for all copies before it. Only the thread of a `Fetcher` uses
-    it. Its memory is unpinned when it is deleted.
-    """
+    """Copies from memory that it pins in place on a stream of its own; small arrays are joined."""
 
     def __init__(self, index: int, place: Any, parts: Parts) -> None:
         self._driver = driver_of(index)

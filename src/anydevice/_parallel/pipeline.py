@@ -1,8 +1,4 @@
-"""Models with layers on several devices, in host memory or on disk, one stage after the other.
-
-Activations go directly from the device of a stage to the next one. On JAX, each stage is a compiled
-function of its own, since one cannot span devices that hold different parts.
-"""
+"""Models with layers on several devices, in host memory or on disk, one stage after the other."""
 
 from __future__ import annotations
 
@@ -140,10 +136,7 @@ def placed_units(
 
 
 def divided(units: Sequence[Unit], count: int) -> list[int]:
-    """Divide units into `count` parts of about equal bytes; return the part of each unit.
-
-    Units without bytes stay with those before them.
-    """
+    """Divide units into `count` parts of about equal bytes; return the part of each unit."""
     sizes = [unit.size for unit in units if unit.size] or [1] * len(units)
     if count > len(sizes):
         raise ConfigurationError(

@@ -73,12 +73,7 @@ CARDS = {
 
 
 class Cluster(Record):
-    """Nodes of equal cards.
-
-    >>> cluster = cluster_of("16xH100-80GB")
-    >>> cluster.nodes, cluster.per_node, cluster.cards, str(cluster)
-    (2, 8, 16, '16xH100-80GB')
-    """
+    """Nodes of equal cards."""
 
     card: Card
     nodes: int = 1
@@ -115,11 +110,7 @@ _MOST = 1_000_000
 
 
 def names_cluster(words: object) -> bool:
-    """Whether a text counts cards, as no name of a device does.
-
-    >>> names_cluster("2xH100"), names_cluster("cuda:0"), names_cluster("4x8xA100")
-    (True, False, True)
-    """
+    """Whether a text counts cards, as no name of a device does."""
     return isinstance(words, str) and re.match(r"\s*\d+\s*[x×*]", words) is not None
 
 

@@ -1,8 +1,4 @@
-"""A model's `config.json`: where it is, the part of it that is counted, and its values.
-
-Families call the same number by different names; `ModelConfig` knows them all. A model may also
-be named as on the Hugging Face hub, where the local cache has it.
-"""
+"""A model's `config.json`: where it is, the part of it that is counted, and its values."""
 
 from __future__ import annotations
 
@@ -161,10 +157,7 @@ class ModelConfig(Record):
         return UncountableError(reason, self.source)
 
     def get(self, key: str) -> Any:
-        """Return the config's value by its own key, or the family's default if it has no such key.
-
-        A key that is there and null is `None`: `"sliding_window": null` says that there is none.
-        """
+        """Return the config's value by its own key, else the family's default; null is `None`."""
         if key in self.values:
             return self.values[key]
         return self.defaults.get(key)
@@ -263,11 +256,7 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def gguf_config(file: Path | GgufFile) -> ModelConfig:
-    """Return the config that the metadata and the tensors of a GGUF file stand for.
-
-    Raises `UnsupportedError` for an architecture, or an option of it, that does not map exactly,
-    and `ConfigurationError` for invalid values.
-    """
+    """Return the config that the metadata and the tensors of a GGUF file stand for."""
     from anydevice._formats.gguf import config_values, read_gguf  # it needs NumPy
 
     file = read_gguf(file) if isinstance(file, Path) else file
@@ -337,13 +326,7 @@ def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelCon
 def locate(
     model: str, environment: Mapping[str, str] = os.environ, *, planning: bool = False
 ) -> Path:
-    """Return the path of a model, given a path or its name on the Hugging Face hub.
-
-    A path that exists goes first. A name is looked up in the cache that the hub's own tools fill;
-    nothing is downloaded. A folder whose model is one GGUF file stands for that file. Raises
-    `ConfigurationError` if there are several, or if the model is not there, with how to get it:
-    `planning` says that its config is enough.
-    """
+    """Return the path of a model, given a path or its name on the Hugging Face hub."""
     exists = False
     with suppress(OSError, RuntimeError, ValueError):  # no such user, or no file can be called this
         path = Path(model).expanduser()

@@ -83,11 +83,7 @@ class Overhead(Record):
 
 
 def plannable(size: int) -> int:
-    """Return the largest estimate with which a model runs in `size` bytes.
-
-    >>> plannable(1030), plannable(1029)
-    (1000, 999)
-    """
+    """Return the largest estimate with which a model runs in `size` bytes."""
     return size * 100 // (100 + MARGIN)
 
 
@@ -107,11 +103,7 @@ def idle_bytes(cache: int, activations: int) -> int:
 
 
 class MemoryParts(Record):
-    """The bytes that one device needs for a range of layers, by part.
-
-    >>> MemoryParts(10, 4, 2, 0, 0).total
-    16
-    """
+    """The bytes that one device needs for a range of layers, by part."""
 
     weights: int
     kv_cache: int
@@ -330,11 +322,7 @@ def logit_bytes(shape: ModelShape, batch: int, context: int, width: int) -> int:
 def _passes(
     shape: ModelShape, batch: int, context: int, width: int, piece: int
 ) -> Iterator[dict[str, int]]:
-    """Yield the moments of each pass: a decoder reads and writes, every tower works by itself.
-
-    `piece` is the number of tokens that a decoder reads at a time. A tower that attends to another
-    one holds the other's output, with keys and values of one layer made from it.
-    """
+    """Yield the moments of each pass: a decoder reads and writes, every tower works by itself."""
     if not shape.towers:
         yield moments(shape, ForwardPass(batch, piece, context, width))
         yield moments(shape, ForwardPass(batch, 1, context, width))
@@ -395,11 +383,7 @@ def _mask_bytes(shape: LayerStack, work: ForwardPass, window: int | None) -> int
 
 
 def _attended_tokens(window: int | None, work: ForwardPass) -> tuple[int, bool]:
-    """Return the number of tokens that a layer attends to, and whether that takes a mask.
-
-    Causal kernels read a prompt without a mask, unless older tokens are out of the window. A single
-    token always takes one: the cache may not be full.
-    """
+    """Return how many tokens a layer attends to, and whether that takes a mask."""
     if work.tokens == 1:
         return (work.cached if window is None else min(window, work.cached)), True
     if window is None or window > work.cached:
@@ -455,11 +439,7 @@ def _latent_attention(
 
 
 def _pair_scores(shape: LayerStack, work: ForwardPass) -> int:
-    """Return the bytes of a bidirectional attention: its output, and tensors for pairs of tokens.
-
-    A fused kernel reads a mask; with a bias for positions, that has the size of all scores. Without
-    one, the scores lie in memory, with integers for their distances.
-    """
+    """Return the bytes of bidirectional attention: its output, and tensors for pairs of tokens."""
     build, pairs = shape.build, work.rows * work.cached
     scores = shape.heads * pairs * work.width
     output = work.rows * shape.heads * shape.head_size * work.width

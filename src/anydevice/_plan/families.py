@@ -139,9 +139,6 @@ class ModelFamily(Record):
     - `keys`: its config keys for sizes, by our names (`hidden`, `layers` …), if they are unusual.
     - `gguf`: how GGUF files store it; `None` if they are not supported.
     - `forward`: how `anydevice.llm` runs it; `None` if it does not.
-
-    >>> ARCHITECTURES["qwen2"].qkv_bias, ARCHITECTURES["qwen2"].output_bias
-    (True, False)
     """
 
     qkv_bias: Flag = "attention_bias"
@@ -618,11 +615,6 @@ class ModelShape(LayerStack):
 
     `exact` says that weights and cache are right to the byte; where they are not, or where
     something had to be assumed, `assumed` says what, in sentences.
-
-    >>> from anydevice._plan.model import shape_of
-    >>> shape = shape_of(layers=2, hidden=64, intermediate=256, heads=4, vocabulary=1000)
-    >>> shape.layers, shape.kv_bytes(context=100, dtype="float16")
-    (2, (25600, 25600))
     """
 
     name: str = ""
@@ -693,14 +685,7 @@ def rounding(sizes: Iterable[int]) -> int:
 
 
 def block_bytes(size: int) -> int:
-    """Return the bytes of the block that PyTorch's allocator gives a tensor of this size.
-
-    Blocks are multiples of 512 bytes. One of 10 MiB or more has a segment of its own, a multiple
-    of 2 MiB, whose rest is only cut off where it is more than 1 MiB.
-
-    >>> block_bytes(1), block_bytes(25 * MIB) // MIB, block_bytes(24 * MIB + 1) - 24 * MIB
-    (512, 26, 512)
-    """
+    """Return the bytes of the block that PyTorch's allocator gives a tensor of this size."""
     size = -(-size // _BLOCK_STEP) * _BLOCK_STEP
     rest = -size % _SEGMENT_STEP if size >= _LARGE_BLOCK else 0
     return size + rest if rest <= MIB else size

@@ -88,11 +88,6 @@ def shape_of(
       architecture`;
     - a `torch.nn.Module`, on any device and on `meta`, or any tree of arrays.
 
-    >>> shape = shape_of(layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8,
-    ...                  vocabulary=32000)
-    >>> shape.parameters, shape.exact
-    (7241732096, True)
-
     Raises `ConfigurationError` for an unknown model, or for missing or inconsistent dimensions, and
     `TransferError` for invalid safetensors files.
     """

@@ -1,8 +1,4 @@
-"""Plans: whether a model fits, which device holds which layers, and what would fit otherwise.
-
-In three steps: the memory that each device has now (`available_memory`), the range of layers that
-each device gets (`assign`), and the answer with its alternatives (`plan_inference`).
-"""
+"""Plans: whether a model fits, which device holds which layers, and what would fit otherwise."""
 
 from __future__ import annotations
 
@@ -52,11 +48,7 @@ _looked: tuple[Report, float] | None = None
 
 
 class AvailableMemory(Record):
-    """The bytes that this process may still take of a device.
-
-    `free` counts the free memory and the cached blocks of this process's libraries. `limit` is the
-    rest of what `configure(memory=…)` allows, `None` if nothing was set.
-    """
+    """The bytes that this process may take of a device: `free` or cached ones, within `limit`."""
 
     device: Device
     free: int
@@ -83,11 +75,7 @@ def look_ahead() -> None:
 
 
 def available_memory(names: DeviceNames) -> tuple[tuple[AvailableMemory, ...], tuple[str, ...]]:
-    """Return the memory of each device, the CPU's last, and notes on devices of unknown memory.
-
-    Without `names`, all usable devices of this machine count; a card that two backends show counts
-    once. Raises `DeviceNotFoundError` if a named device is not usable.
-    """
+    """Return the memory of each device, the CPU's last, and notes on devices of unknown memory."""
     recent = kept_report() is None or (
         _looked is not None and _looked[0] is discover() and time.monotonic() - _looked[1] < _RECENT
     )
@@ -271,11 +259,7 @@ class LayeredModel:
 def fill(
     model: LayeredModel, budgets: Sequence[int], cpus: Collection[int] = ()
 ) -> list[LayerRange]:
-    """Fill the devices with layers, one device after the other, until none is left.
-
-    `budgets` are the bytes of the devices, `cpus` the positions of the CPU among them. If the last
-    range does not end at the last layer, the model does not fit in this order.
-    """
+    """Fill the devices with layers, one after the other; `cpus` are the CPU's positions."""
     ranges: list[LayerRange] = []
     start = 0
     for slot, budget in enumerate(budgets):
@@ -374,11 +358,7 @@ class Assignment(Record):
 def assign(
     model: LayeredModel, groups: Sequence[DeviceGroup], *, evenly: bool = True
 ) -> Assignment | None:
-    """Return the first group that holds all of a model, with its layers; `None` if none does.
-
-    Layers are spread in proportion to memory, unless `evenly` is false. The CPU, which slows the
-    others down, gets only the layers that these cannot hold.
-    """
+    """Return the first group that holds all of a model, with its layers; `None` if none does."""
     for number, group in enumerate(groups):
         ranges = fill(model, group.budgets, group.cpus)
         if holds_all(model, ranges):
@@ -630,11 +610,7 @@ class _Request(Record):
     in_half: Callable[[], ModelShape] | None
 
     def alternatives(self, groups: Sequence[DeviceGroup]) -> tuple[Alternative, ...]:
-        """Return the single changes with which the model would fit one of the groups.
-
-        The largest smaller context and batch; a smaller dtype for the cache; 16 bits for the
-        weights, else the mildest quantization that fits.
-        """
+        """Return the single changes with which the model would fit one of the groups."""
         if not groups:
             return ()
         estimate, cache = self.estimate, None

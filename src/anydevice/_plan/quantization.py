@@ -66,11 +66,7 @@ class Quantization(Record):
 
 
 def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantization | None:
-    """Return the format of a config's `quantization_config`; `None` if weights are not quantized.
-
-    A format that is not known is counted by its bits, and `assumed` says so. Raises
-    `ConfigurationError` if a value is not valid for the format.
-    """
+    """Return the format of a config's `quantization_config`; `None` if there is none."""
     if not values:
         return None
     if not isinstance(values, Mapping):
@@ -240,11 +236,7 @@ def _is_quick(pattern: str) -> bool:
 
 
 def quantized(shape: ModelShape, name: str) -> ModelShape:
-    """Return the shape with its layers' weights quantized to "int8" or "int4", as usual.
-
-    Embedding and head stay as they are, and so do activations and cache. It is no longer exact.
-    Raises `ConfigurationError` if the weights are quantized already.
-    """
+    """Return the shape with its layers' weights quantized to "int8" or "int4", as usual."""
     if shape.quantization is not None:
         raise ConfigurationError(
             f"the weights are quantized already ({shape.quantization}): leave dtype out", "dtype"

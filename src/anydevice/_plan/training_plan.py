@@ -150,11 +150,7 @@ def _communication_bytes(shape: ModelShape, run: TrainingRun, several: bool) -> 
 
 
 def _activations(shape: ModelShape, run: TrainingRun) -> int:
-    """Return the bytes saved for the backward pass, and the largest temporary ones beside them.
-
-    A stage of a pipeline holds as many micro-batches as there are stages from it to the last one,
-    which has the loss.
-    """
+    """Return the bytes saved for the backward pass, and the largest temporary ones beside them."""
     elements = saved_elements(shape, run.recompute, run.compiled)
     sums = FLOAT32 * shape.heads if run.recompute != "full" else 0
     layer_bytes = run.rows * (HALF * elements + sums) // run.tensor
@@ -272,10 +268,7 @@ class StepTime(Record):
 def step_time(
     shape: ModelShape, run: TrainingRun, cluster: Cluster, constants: Constants = FITTED
 ) -> StepTime:
-    """Return the time of one step of the optimizer on a card whose rates are known.
-
-    The times of split products, sequences and pipelines are not known.
-    """
+    """Return the time of one step of the optimizer on a card whose rates are known."""
     card, times = cluster.card, run.accumulate
     h100 = card.like == "h100"
     share = constants.h100_products if h100 else constants.a100_products

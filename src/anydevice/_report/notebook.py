@@ -1,8 +1,4 @@
-"""Output for notebooks: tables, lines, bars and plots, for light and dark themes.
-
-Nothing has a background, and text takes the colour of the page, because CSS cannot ask for the
-theme of a notebook. All text is escaped here.
-"""
+"""Output for notebooks: tables, lines, bars and plots, for light and dark themes."""
 
 from __future__ import annotations
 

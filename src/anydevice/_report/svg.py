@@ -1,8 +1,4 @@
-"""Line charts as SVG text, small enough to be read on a phone.
-
-All text is escaped here. Marks take their colours from the surrounding document: the class `m0`
-styles the first curve. A picture in a file of its own carries its style, for both themes.
-"""
+"""Line charts as SVG text, small enough to be read on a phone."""
 
 from __future__ import annotations
 
@@ -138,12 +134,7 @@ def line_chart(
     start: float | None = None,
     style: str = "",
 ) -> str:
-    """Return curves over one axis, which `below` names; their names stand above the plot.
-
-    The vertical axis is logarithmic if all values are above 0 and span more than a factor of 20,
-    unless its `ends` are given. The axis below begins at `start`, if that is given. NaN and
-    infinities interrupt a curve. A picture in a file of its own has a `style`.
-    """
+    """Return curves over one axis, which `below` names; their names stand above the plot."""
     points = [point for curve in curves for run in _runs(curve) for point in run] or [(1.0, 0.0)]
     across = sorted({x for x, _ in points} | ({start} if start is not None else set()))
     low, high = ends or (min(y for _, y in points), max(y for _, y in points))
@@ -301,11 +292,7 @@ def _polygon(*points: tuple[float, float]) -> str:
 
 
 def _runs(curve: Curve) -> list[list[tuple[float, float]]]:
-    """Return the runs of finite points of a curve.
-
-    >>> _runs(Curve("loss", [(1, 3.0), (2, float("nan")), (3, 2.0), (4, 1.0)]))
-    [[(1, 3.0)], [(3, 2.0), (4, 1.0)]]
-    """
+    """Return the runs of finite points of a curve."""
     runs: list[list[tuple[float, float]]] = [[]]
     for x, y in curve.points:
         if isfinite(x) and abs(y) < _LARGEST:

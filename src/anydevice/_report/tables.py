@@ -35,14 +35,7 @@ def verdict_lines(good: bool, verdict: str, columns: int, paint: Paint) -> list[
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
 ) -> list[str]:
-    """Return the lines of a table, its head first; columns in `right` are right-aligned.
-
-    >>> for line in table(("op", "time"), [("add", "1 ms"), ("matmul", "12 ms")], [1]):
-    ...     print(line)
-    op       time
-    add      1 ms
-    matmul  12 ms
-    """
+    """Return the lines of a table, its head first; columns in `right` are right-aligned."""
     from rich.table import Table as Grid  # which takes longer to load than most commands run
 
     grid = Grid(box=None, pad_edge=False, show_header=False)

@@ -244,11 +244,7 @@ class EngineWithoutCards:
 
 
 class FakeEngine(EngineWithoutCards):
-    """An engine that knows fake devices besides the CPU; its library computes as usual.
-
-    The fake devices of JAX are distinct CPU devices if it shows enough of them: then its own
-    functions tell them apart, too. All others stand for the one CPU.
-    """
+    """An engine that knows fake devices besides the CPU; its library computes as usual."""
 
     def __init__(self, engine: Engine, machine: Machine) -> None:
         super().__init__(engine, machine)

@@ -225,13 +225,7 @@ def placed_batches(
     skipped: Callable[[], None] | None = None,
     place: Callable[[Any], Any] | None = None,
 ) -> Generator[Any, None, None]:
-    """Yield the batches of an epoch on a device, without the first `skip`; epochs count from 1.
-
-    On an accelerator the next batches are placed `ahead`, while the loop computes. `form` converts
-    an item of the data to a batch; by default, to a pair. `skipped` is called after the skipped
-    batches. `place` moves a batch; by default, to `device`. Errors about a batch begin with its
-    number.
-    """
+    """Yield the batches of an epoch, from 1, on a device, without the first `skip`."""
     source = _source(data, seed, epoch)
     place, form = place or placer(device), form or pair_of
 
@@ -352,11 +346,7 @@ def module_batch(batch: Any) -> Any:
 
 
 def rows_of(batch: Any) -> int:
-    """Return the number of examples in a batch.
-
-    >>> rows_of((np.zeros((3, 2)), np.zeros(3)))
-    3
-    """
+    """Return the number of examples in a batch."""
     if type(batch) is tuple and batch and hasattr(batch[0], "shape"):
         shape = batch[0].shape
     else:
@@ -375,11 +365,7 @@ def rows_between(batch: Any, first: int, stop: int) -> Any:
 
 
 def as_numbers(given: Any, name: str) -> Any:
-    """Return numeric arrays in dtypes that every engine supports: float64 becomes float32.
-
-    Lists of numbers become NumPy arrays; integers and other arrays are unchanged. Trees are
-    traversed. Raises `ConfigurationError` for text and for ragged rows.
-    """
+    """Return numeric arrays in dtypes that every engine supports: float64 becomes float32."""
     given = without_tables(given)
     if isinstance(given, np.ndarray):
         return _of_host(given, name)

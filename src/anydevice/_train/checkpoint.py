@@ -111,11 +111,6 @@ def content_of(data: Any) -> dict[str, str]:
     Data of up to 64 MiB is hashed in full; of larger data, at least 700 rows at random positions:
     if 1 % of the rows change, one of them is among these in 999 of 1000 cases. Only data that
     version 0.2 hashed in full has the name "content".
-
-    >>> content_of(nn.Batches([1.5, 2.5], [0, 1], size=1))
-    {'content': '4fc98d64ac8d78665331c09f2236dac4'}
-    >>> content_of(lambda seed, epoch: [])
-    {}
     """
     if not isinstance(data, Batches | list | tuple):
         return {}
@@ -210,12 +205,7 @@ def read_checkpoint(
     patient: bool,
     trained: Sequence[bool] | None = None,
 ) -> Checkpoint:
-    """Read the checkpoint of a model with parameters `like` these onto a device.
-
-    `optimizer` is `None` if it manages its own state. A `patient` training tracks the best epoch,
-    from now on if the saved one did not. Raises `TransferError` if the file is damaged, newer or
-    of another kind, and `ConfigurationError` if it belongs to another training.
-    """
+    """Read the checkpoint of a model with parameters `like` these onto a device."""
     contents = tensor_files.read(path, _KIND, device)
     trees, metadata = contents.trees, contents.metadata
     try:
@@ -337,12 +327,7 @@ def _data_difference(before: Any, now: Any, where: str) -> str | None:
 
 
 def fingerprint(value: Any) -> Any:
-    """Return a setting as JSON, for comparisons only.
-
-    Records are represented by class and fields; functions by module, name, closure and defaults,
-    and by code unless they belong to a library. A recomputed layer has the fingerprint of the layer
-    itself, since it computes the same.
-    """
+    """Return a setting as JSON, for comparisons only."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, Recomputed):

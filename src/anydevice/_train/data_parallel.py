@@ -271,11 +271,7 @@ class MeshStrategy(strategies.Strategy):
 
 
 class ProcessStrategy(strategies.Strategy):
-    """A training in several processes of PyTorch, each with its rows of the same batches.
-
-    Gradients are summed, weighted by rows, before any other use. So all processes clip, fail and
-    scale alike, and keep the same parameters.
-    """
+    """A training in several processes of PyTorch, each with its rows of the same batches."""
 
     is_several = True
 

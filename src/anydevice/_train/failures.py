@@ -1,8 +1,4 @@
-"""Errors of a training: the layer that produced NaN, and mistakes in the data or the loss.
-
-A batch with a NaN or infinite loss is run again, with every part of the model watched. Mistakes
-in the data or the loss raise errors of the engine, which knows nothing of layers or classes.
-"""
+"""Errors of a training: the layer that produced NaN, and mistakes in the data or the loss."""
 
 from __future__ import annotations
 
@@ -177,11 +173,7 @@ def _hosts(x: Any) -> list[Any]:
 
 
 def explain_error(error: Exception, stepper: Stepper, batch: Any, where: str) -> Exception:
-    """Return the error to raise if the step of this batch failed; `where` is the batch's name.
-
-    It is a `ConfigurationError` if the loss returns anything but one number, or if x has integers
-    for a layer that takes floats; else the error itself, with the batch.
-    """
+    """Return the error to raise if the step of this batch failed; `where` is the batch's name."""
     if isinstance(error, INPUT_ERRORS):
         prefix_error(error, where)
         return _integer_error(stepper, batch, where) or error

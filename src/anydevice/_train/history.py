@@ -138,11 +138,7 @@ _STEPS_BEFORE_FORECAST = 5
 
 
 class TrainingProgress:
-    """A bar on the error stream while the block runs, on a terminal or in a notebook.
-
-    `wanted` forces the bar on or off. Without a bar, each epoch is a line, and so is a slow
-    compilation, once, unless `wanted` is false.
-    """
+    """A bar on the error stream while the block runs, on a terminal or in a notebook."""
 
     def __init__(
         self, epochs: int, length: int | None, done: int, wanted: bool | None = None
@@ -255,11 +251,7 @@ def _line(epoch: Epoch, epochs: int) -> str:
 
 
 def fitted(parts: list[tuple[str, int]], room: int) -> str:
-    """Return the words in order, dropping the highest ranks until the rest fits.
-
-    >>> fitted([("epoch 1/2", 0), ("rate 0.1", 4), ("1:15 left", 2)], 20)
-    'epoch 1/2  1:15 left'
-    """
+    """Return the words in order, dropping the highest ranks until the rest fits."""
     rest = list(parts)
     while sum(len(text) + 2 for text, _ in rest) - 2 > room and len(rest) > 1:
         rest.remove(max(rest, key=lambda word: word[1]))

@@ -256,10 +256,7 @@ METRICS: dict[str, Metric] = {
 
 
 def metric_of(spec: Any, threshold: float = 0.0) -> Metric:
-    """Return the metric of a name or a function; outputs above `threshold` mean yes.
-
-    Raises `ConfigurationError`, listing the names, for anything else.
-    """
+    """Return the metric of a name or a function; outputs above `threshold` mean yes."""
     metric = _named_metric(spec, threshold)
     if metric is not None:
         return metric

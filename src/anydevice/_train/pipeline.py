@@ -1,8 +1,4 @@
-"""Training of models with layers on several devices, by `parallel.pipeline`.
-
-The loss is computed stage by stage, and its gradients on the way back; each device then updates
-its own parameters. The losses equal those of one device.
-"""
+"""Training of models with layers on several devices, by `parallel.pipeline`."""
 
 from __future__ import annotations
 

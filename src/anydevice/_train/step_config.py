@@ -88,12 +88,7 @@ def _is_ours(layer: Layer) -> bool:
 
 
 def default_optimize(device: Device, model: Model, epochs: int, batches: int | None) -> str:
-    """Return how to compile by default; `batches` is the length of an epoch, if it is known.
-
-    PyTorch's compiler takes half a minute on a CPU for any model, and saves a part of each step.
-    So only a long training is compiled there. The rule depends on sizes alone, so that the same
-    training always compiles the same way.
-    """
+    """Return how to compile by default: PyTorch's compiler pays in long trainings only."""
     if device.engine != "torch" or device.kind != "cpu":
         return "default"
     used = model.parameter_count * math.prod(model.output_shape[:-1]) + _STEP_OVERHEAD

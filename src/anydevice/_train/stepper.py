@@ -60,11 +60,7 @@ def stepper_for(
     seed: int,
     kind: type[FunctionStepper] | None = None,
 ) -> Stepper:
-    """Return the stepper for the engine of the devices, by default of the fastest kind.
-
-    It consumes the arrays of `state`: do not use them afterwards. Raises `UnsupportedError`,
-    listing the engines that can train, if the engine has no gradients.
-    """
+    """Return the stepper for the engine of the devices, by default of the fastest kind."""
     device = strategy.device
     if device.engine is None:
         raise not_driven(device)
@@ -79,11 +75,7 @@ def stepper_for(
 
 
 class FunctionStepper(Stepper):
-    """Takes steps for a loss that is a function of parameters.
-
-    Parameters are in two trees: `trained`, which gradients change, and `fixed`, which they do not.
-    A layer may change some of these itself, such as the statistics of a `BatchNorm`: its state.
-    """
+    """Takes steps for a loss that is a function of parameters."""
 
     config: StepConfig
 

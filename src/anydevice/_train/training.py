@@ -1,8 +1,4 @@
-"""`nn.Training`: a training for your own loop, step by step.
-
-Losses are read only now and then, so that steps start without waiting. The batches since the last
-reading are kept: the one that failed is run again to find the layer.
-"""
+"""`nn.Training`: a training for your own loop, step by step."""
 
 from __future__ import annotations
 

@@ -158,11 +158,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 class Chat:
-    """A model, its sampling options, and the messages so far.
-
-    Missing options are those of the model's own files, else `USUAL`. Without a chat template there
-    are no messages: each text is completed by itself.
-    """
+    """A model, its sampling options or those of its files or `USUAL`, and the messages so far."""
 
     def __init__(
         self, model: LanguageModel, options: dict[str, Any], system: str | None = None
@@ -343,10 +339,7 @@ class _Interrupts:
 
 
 class _Stopping(_Interrupts):
-    """A block that Ctrl-C asks to stop: `asked` counts it.
-
-    Ctrl-C raises `KeyboardInterrupt` only between `at_once` and `later`, and when it comes again.
-    """
+    """A block that counts Ctrl-C in `asked`; it raises at once only where it may."""
 
     def __enter__(self) -> Self:
         self.asked = 0
@@ -373,11 +366,7 @@ class _Stopping(_Interrupts):
 
 
 class _Leaving(_Interrupts):
-    """A block in which Ctrl-C ends the process at once, while a library is imported or compiles.
-
-    `KeyboardInterrupt` would wait for the library, and some libraries abort when it comes out of a
-    callback of theirs. A thread reads the signal from a pipe instead.
-    """
+    """A block in which Ctrl-C ends the process at once: a library may not let it raise."""
 
     def __enter__(self) -> Self:
         super().__enter__()

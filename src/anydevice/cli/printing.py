@@ -65,11 +65,7 @@ class Output(Record):
         return line
 
     def write(self, text: str) -> None:
-        """Print text as it comes, such as what a model writes piece by piece, and show it at once.
-
-        A terminal gets no control characters but line ends, whatever is in the text. What the
-        stream cannot encode is replaced.
-        """
+        """Print text as it comes and show it at once; a terminal gets only harmless characters."""
         shown = text if self.width is None else _harmless(text)
         encoding = getattr(self.stream, "encoding", None) or "utf-8"
         try:
@@ -138,11 +134,7 @@ def fitted(line: str, width: int | None) -> list[str]:
 
 
 def output_on(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Output:
-    """Return the output on a stream, with colours as the environment wants them.
-
-    `NO_COLOR` turns colours off, `FORCE_COLOR` on, even when piped; without either they are for
-    terminals that are not dumb.
-    """
+    """Return the output on a stream, with colours as the environment wants them."""
     try:
         terminal = stream.isatty()
     except ValueError:  # it is closed

@@ -1,8 +1,4 @@
-"""The terminal of a live view: its whole screen, single keys, and signals.
-
-It sends plain control sequences that every terminal of the last decades knows, so it works over
-ssh, and only lines that have changed.
-"""
+"""The terminal of a live view: its whole screen, single keys, and signals."""
 
 from __future__ import annotations
 
@@ -47,12 +43,7 @@ def shows_live_views(output: Output) -> bool:
 
 
 class TerminalEvents:
-    """A block that waits for keys and signals, and turns them into events.
-
-    In it, Ctrl-C, a request to end and a closed terminal are events, not errors. A signal that
-    this process ignores, as under `nohup` and a script's `&`, stays ignored, and one that has a
-    handler outside of Python keeps it.
-    """
+    """A block in which keys, Ctrl-C and signals are events; ignored signals stay ignored."""
 
     def __init__(self, keys: int | None = None, *, screen: bool = False) -> None:
         self._keys = keys
@@ -82,11 +73,7 @@ class TerminalEvents:
         self._waking.close()
 
     def wait_until(self, moment: float) -> Event:
-        """Return the next event, or "time" at that moment of the monotonic clock.
-
-        Keys and signals are handled even where the moment is past, so that a view that is slow to
-        draw can be left.
-        """
+        """Return the next event, or "time" at that moment of the monotonic clock."""
         ends: list[Any] = [self._woken] if self._keys is None else [self._woken, self._keys]
         while True:
             left = max(0.0, moment - time.monotonic())

@@ -49,11 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Watch until q, Ctrl-C or a signal to end; return 0.
-
-    JSON is one object a line, with the time and every device; with --once it is written for
-    people too. A terminal that cannot be drawn on gets lines, as a pipe does.
-    """
+    """Watch until q, Ctrl-C or a signal to end; return 0."""
     cards = cards_among(arguments.device or ())
     if arguments.once:
         if arguments.json:
@@ -275,12 +271,7 @@ class DeviceUsage(Record):
 
 
 def cards_among(names: Sequence[str] = ()) -> tuple[Card, ...]:
-    """Return every card that a driver shows, usable or not, or the named ones.
-
-    A driver's view of the CPU and the CPU's further names count only if named. Raises
-    `ConfigurationError` for an unknown name, and `DeviceNotFoundError` for one that this machine
-    lacks.
-    """
+    """Return every card that a driver shows, or the named ones; raise if one is not there."""
     wishes = [name.strip().lower() for name in names]
     for name in wishes:
         check_wish(name, "--device")

@@ -454,6 +454,23 @@ def test_arrays_of_other_queues_and_contexts(put: Put, get: Any, engine: Engine)
     assert_same_values(get(total), [0, 2, 4, 6, 8], because=EXACT)
 
 
+def test_sizes_of_a_users_own_array_may_be_numbers_of_numpy(put: Put, get: Any) -> None:
+    queue = cl.CommandQueue(put(np.ones(1)).context)
+    x = cl.array.Array(queue, (np.int64(2), np.int32(3)), np.float32)
+    x.set(host := np.arange(6, dtype=np.float32).reshape(2, 3))
+    assert {type(size) for size in x.shape} == {np.int64, np.int32}
+    for result, wanted in (
+        (ops.sum(x, 0), host.sum(0)),
+        (ops.linear(x, x), host @ host.T),
+        (ops.reshape(x, (3, 2)), host.reshape(3, 2)),
+        (ops.broadcast_to(x, (4, 2, 3)), np.broadcast_to(host, (4, 2, 3))),
+        (ops.pad(x, 1), np.pad(host, 1)),
+        (ops.stack([x, x], 1), np.stack([host, host], 1)),
+        (ops.argmax(x), host.argmax(-1)),
+    ):
+        assert_same_values(get(result), wanted, because=EXACT)
+
+
 def test_threads_share_kernels(put: Put, get: Any) -> None:
     wrong: list[int] = []
 

@@ -52,12 +52,16 @@ def test_a_value_that_xla_does_not_name_is_found_by_trying_each_flag(tmp_path: P
 from anydevice._machine.engines.xla_flags import refused_flags
 print(refused_flags("--xla_cpu_enable_fast_math --xla_force_host_platform_device_count=0"))
 print(refused_flags("--xla_cpu_enable_fast_math"))
+print(refused_flags("-xla_cpu_enable_fast_math"))
+print(refused_flags("no_such_file"))
 """
     env = {"XLA_FLAGS": None, "ANYDEVICE_HOME": str(tmp_path)}
-    refused, none = output_of("-c", program, env=env).splitlines()
+    refused, none, dash, file = output_of("-c", program, env=env).splitlines()
     flag = "--xla_force_host_platform_device_count=0"
     assert re.fullmatch(rf"{{'{flag}': 'jaxlib .* does not take the value of {flag}'}}", refused)
     assert none == "{}"
+    assert "has no flag -xla_cpu_enable_fast_math; the nearest is --xla_cpu_enable" in dash
+    assert "cannot take flags from a file no_such_file" in file
 
 
 def test_a_child_that_does_not_answer_in_time_is_no_verdict(tmp_path: Path) -> None:

@@ -57,6 +57,10 @@ def test_memory_as_a_share(memory: object, fraction: float | None, limit: int | 
         ("memory", float("nan")),
         ("memory", True),
         ("memory", None.__class__),
+        ("return_memory", 1),
+        ("threads", 0),
+        ("threads", True),
+        ("threads", 10**9),  # with which OpenMP ends the process
         ("x64", 1),
         ("jit", "no"),
         ("mixed_precision", 0),

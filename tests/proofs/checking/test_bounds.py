@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice._proofs.checking import checker as module
+from anydevice._proofs.checking import bounds as module
 from anydevice._proofs.checking import smooth
+from anydevice._proofs.checking.bounds import SoundNetwork
 from anydevice._proofs.checking.certificate import LEAF, Tree, first_neurons
-from anydevice._proofs.checking.checker import SoundNetwork, refused, verdicts
+from anydevice._proofs.checking.checker import refused, verdicts
 from anydevice._proofs.checking.network import Network, Node
 from tests.proofs.checking.theorems import dense, exactly, executed, leaf_tree, query, residual
 from tests.proofs.checking.written import described, field, operator

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anydevice._proofs.checking.bounds import SoundNetwork
 from anydevice._proofs.checking.certificate import LEAF, Lemma, Tree, read_certificate
-from anydevice._proofs.checking.checker import SoundNetwork, check, refused, verdicts
+from anydevice._proofs.checking.checker import check, refused, verdicts
 from anydevice._proofs.checking.network import FormatError, Network, Node, RefusedError
 from tests.comparing import assert_same_bits, assert_same_integers
 from tests.proofs.checking.theorems import certificate, dense, executed, leaf_tree, proved, query

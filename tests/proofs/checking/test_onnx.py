@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice._proofs.checking.checker import SoundNetwork
+from anydevice._proofs.checking.bounds import SoundNetwork
 from anydevice._proofs.checking.network import FormatError, Network, NotSupportedError
 from anydevice._proofs.checking.operators import read_onnx
 from anydevice._proofs.files import read_model

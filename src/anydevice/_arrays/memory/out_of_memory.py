@@ -48,10 +48,7 @@ class RanOut(Record):
 
 
 def ran_out(error: BaseException) -> RanOut | None:
-    """Return the out-of-memory error in a chain of causes; `None` if there is none.
-
-    A group counts only if each of its errors does: no other error may be hidden.
-    """
+    """Return the out-of-memory error in a chain of causes, if a group has no other; else `None`."""
     return _ran_out(error, frozenset())
 
 
@@ -135,12 +132,7 @@ def in_a_line(error: BaseException, device: Device | None = None) -> str:
 
 
 class translating_oom:  # noqa: N801 - it is used like a function
-    """A block, or a decorated function, in which running out of memory is an `OutOfMemoryError`.
-
-    For code that calls a library itself.
-
-    Any other error passes through untouched.
-    """
+    """A block, or decorated function, in which running out of memory is an `OutOfMemoryError`."""
 
     def __init__(self, device: Device | str | None = None, *, what: str = "") -> None:
         self._device = Device(device) if isinstance(device, str) else device
@@ -171,11 +163,7 @@ class translating_oom:  # noqa: N801 - it is used like a function
 
 
 def clear_frames(error: BaseException) -> None:
-    """Clear the frames in the tracebacks of an error and of its causes.
-
-    Their variables would keep the arrays of the failed call alive as long as the error lives.
-    Frames that are still running stay, and so do those of unfinished generators and coroutines.
-    """
+    """Clear the frames of an error and its causes, which would keep the call's arrays alive."""
     frames = [
         frame for cause in _behind(error) for frame, _ in traceback.walk_tb(cause.__traceback__)
     ]
@@ -306,9 +294,6 @@ def place_of_error(
     """Return the device whose memory ran out: from the error's text, else `device`.
 
     Placing on a card can fail because the host is out of memory, and the other way round.
-
-    >>> place_of_error(MemoryError(), None, Device("cuda:0"))
-    Device("cpu")
     """
     if engine is None:
         return Device("cpu")
@@ -325,11 +310,7 @@ def place_of_error(
 
 
 def headline(place: Device | None, requested: int | None, facts: Facts | None) -> str:
-    """Return the first line: whose memory, how much was requested, how much is free.
-
-    >>> headline(Device("cuda:0"), 2**31, Facts("a card", total_memory=2**34, free_memory=2**30))
-    'cuda:0 is out of memory: 2.0 GiB were asked for, 1.0 GiB of 16.0 GiB are free'
-    """
+    """Return the first line: whose memory, how much was requested, how much is free."""
     parts = [f"{format_size(requested)} were asked for"] if requested is not None else []
     if facts is not None and facts.free_memory is not None:
         of = f" of {format_size(facts.total_memory)}" if facts.total_memory is not None else ""

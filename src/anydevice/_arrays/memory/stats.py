@@ -1,9 +1,4 @@
-"""Memory of a device: its size, the free part, the part of this process, and its release.
-
-A library caches memory that its arrays no longer need, and JAX preallocates most of a card. Such
-memory is `reserved` and not `free`, but available to this process at once. So pressure depends on
-available memory: free memory, and reserved memory that is not in use.
-"""
+"""Memory of a device: its size, the free part, the part of this process, and its release."""
 
 from __future__ import annotations
 

@@ -56,10 +56,7 @@ LARGEST_NORMAL = 8.3
 
 
 class Scratch:
-    """Memory for intermediate results, used again for each chunk of an array.
-
-    Allocating and clearing it each time would take as long as computing.
-    """
+    """Memory for intermediate results, used again for each chunk of an array."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, Any], NDArray[Any]] = {}
@@ -550,13 +547,7 @@ _FAR_TAIL = _columns(
 
 
 def normal_quantile(p: Doubles, scratch: Scratch | None = None) -> Doubles:
-    """Return the quantile of the standard normal distribution at `p`, for 0 < p < 1.
-
-    `p` has one axis. With a `scratch`, the result lies in it, until the next call with it.
-
-    >>> normal_quantile(np.array([0.5, 0.975])).round(6).tolist()
-    [0.0, 1.959964]
-    """
+    """Return the quantile of the standard normal distribution at `p`, perhaps in `scratch`."""
     scratch = scratch or Scratch()
     count = len(p)
     from_half = np.subtract(p, 0.5, out=scratch("from half", count))

@@ -16,11 +16,13 @@ from collections import ChainMap, UserDict, UserList
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from anydevice._arrays.trees import rules
 from anydevice._arrays.trees.rules import ATOM, Parts, Rule, kind_name
 from anydevice._core.hooks import is_loaded, load
+from anydevice._core.quantized import QuantizedWeight
 from anydevice.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -252,6 +254,11 @@ class _UserRule(Rule):
 
     def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
         return self.remake(container, dict(zip(keys, parts, strict=True)))
+
+
+_registered[QuantizedWeight] = _UserRule(
+    "QuantizedWeight", attrgetter("arrays"), QuantizedWeight.with_arrays
+)
 
 
 def _find(kind: type) -> Rule:

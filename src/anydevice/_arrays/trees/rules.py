@@ -53,11 +53,7 @@ class TypeRule(Rule):
 
 
 class InPlaceRule(TypeRule):
-    """The rule of a container that is changed in place and returned, since others refer to it.
-
-    It can hold only arrays of one library. `arrays` names them in a message, and `instead` the
-    object to move otherwise.
-    """
+    """The rule of a container that is changed in place; `arrays` and `instead` are for messages."""
 
     arrays: str
     instead: str

@@ -25,7 +25,7 @@ _OPEN, _EMPTY = -1, -2  # numbers of nodes that are being walked, or have no arr
 
 
 class Leaf:
-    """One array: its `value`, and the `path` of its first occurrence, which only errors make."""
+    """One array: its `value`, and the `path` of its first occurrence, made only for errors."""
 
     __slots__ = ("_node", "_position", "value")
 
@@ -49,7 +49,7 @@ class Leaf:
 
 
 class Leaves:
-    """The arrays of a tree. Each `Leaf` is made on demand: thousands would trigger a collection."""
+    """The arrays of a tree. Each `Leaf` is made on demand: many would trigger a collection."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []

@@ -345,6 +345,7 @@ _ATTENTION = Row(
         Case("lengths out of range, no order", _attend(2, 2, 1, 3, 9, 16, lengths=(-1, 99))),
         Case("a window wider than all", _attend(1, 2, 1, 5, 9, 32, causal=True, window=2**40)),
         Case("a scale of zero", _attend(1, 2, 1, 5, 9, 32, causal=True, scale=0)),
+        Case("a negative scale", _attend(1, 4, 2, 9, 9, 64, causal=True, scale=-2.0)),
         Case("its own scale", _attend(1, 2, 2, 5, 5, 16, scale=0.5)),
         Case("odd head", _attend(1, 3, 1, 5, 7, 40, causal=True)),
         Case("one query, one key", _attend(1, 1, 1, 1, 1, 8, causal=True)),

@@ -59,6 +59,7 @@ multiply: X~#, X~# | any | short repeats
 divide: X~#, X~#:positive signs beyond | normal large huge zeros beyond tiny repeats
 divide: X, X | huge
 power: X~#:base, X~#:exponent
+power: X, 0.5/2/3/-1/-0.5/1/0 | normal repeats
 maximum minimum equal not_equal greater greater_equal less less_equal: X~#, X~# | order
 logical_and logical_or: X~, X~
 where: X~&, X~#, X~# | moved
@@ -110,6 +111,8 @@ quantized_linear: B m K, $weight, o? | plain heavy zeros nans
 dequantize: $matrix; dtype=$own; rows=//I@o
 rmsnorm: Y!, l:normal positive, 1e-5/1e-3/1e-6 | plain heavy odd zeros large
 layernorm: Y!, l?:normal, l?:normal, 1e-6/1e-3/1e-5 | plain heavy odd zeros offset
+layernorm: Y!, l?:normal, l?:normal, 0.0 | normal
+rmsnorm: Y!, l:normal, 0.0 | normal
 cross_entropy: Y!, L@l | soft
 mean_squared_error: X!, X! | plain heavy odd
 conv2d: b c y x, f c i j:plain, f?; stride=/2/3/4/(1, 3)/(3, 2); padding=/0/1/2/(2, 0) | image
@@ -149,8 +152,8 @@ SIZES: Mapping[str, Sequence[int]] = {
     **dict.fromkeys("bhgp", (1, 2, 3)),
     **dict.fromkeys("cfije", (1, 2, 3, 4, 5)),
     **dict.fromkeys("yxvw", (5, 6, 7, 9, 12, 16, 33)),
-    "d": (2, 4, 8, 16, 32, 64, 64, 80, 128),
-    "u": (1, 8, 16, 40, 64),
+    "d": (2, 4, 8, 16, 32, 36, 64, 64, 80, 100, 128),
+    "u": (1, 8, 16, 33, 40, 64, 77),
     "K": (32, 64, 96, 256, 512, 1024),
     "o": (1, 2, 7, 33, 64, 257),
     "q": (1, 1, 2, 3, 5, 9, 17, 33),
@@ -205,7 +208,7 @@ class Space(Draw):
         self.long = self.pick("long", [one for one in "mknt" if one in names] or [""])
         self.sizes: dict[str, Any] = {}
         # Equal sizes show axes that are mixed up.
-        self.equal = 0 if self.vast else self.pick("equal", (0, 0, 0, 0, 2, 3, 5))
+        self.equal = 0 if self.vast else self.pick("equal", (0, 0, 0, 2, 3, 5))
         self.axis, self.denormals = 0, False
         arguments = [self.value(text) for text in texts.split(", ")]
         values = {name: self.value(text) for name, text in (one.split("=", 1) for one in choices)}
@@ -244,9 +247,17 @@ class Space(Draw):
         if text[0] == "=":
             return shape if name == "X" else shape[0]
         if most:
-            beyond = self.pick("beyond", (0, 0, 2, 100)) if most != "r" else 0
-            return self.integers(-beyond, self.size(most)[0] + beyond, *shape)
-        shape = self.thin(shape) if "~" in text and self.chance() else shape
+            size, beyond = self.size(most)[0], self.pick("beyond", (0, 0, 2, 100, -1))
+            beyond = 0 if most == "r" else beyond
+            ids = self.integers(min(0, -beyond), size + max(0, beyond), *shape)
+            if beyond < 0 and ids.size:  # one alone is out of range
+                ids.reshape(-1)[self.whole(0, ids.size - 1)] = self.pick("id", (-1, -100, size))
+            return ids
+        others = not self.vast or "~" in self.sizes or self.op == "broadcast_to"
+        if "~" in text and others and self.chance():
+            shape = self.thin(shape)
+        elif "~" in text:
+            self.sizes["~"] = shape
         if "&" in text:
             return self.chance(*shape, of=self.pick("true", (0.3, 0.8, 0.97)))
         return self.numbers(shape, kinds)
@@ -307,7 +318,10 @@ class Space(Draw):
         half = len(shape) // 2
         some = tuple(1 if self.chance(of=0.4) else size for size in shape)
         left, right = (*shape[:half], *[1] * (len(shape) - half)), (*[1] * half, *shape[half:])
-        return self.pick("thin", (some, some[self.whole(0, len(shape)) :], left, right))
+        at = self.whole(0, len(shape))
+        if self.equal:  # a missing axis is mixed up with another
+            return self.pick("thin", (some, shape[1:], shape[at:]))
+        return self.pick("thin", (some, some[at:], shape[at:], left, right))
 
     def numbers(self, shape: Shape, kinds: str = "") -> Array:
         """Draw numbers of one of the kinds; each is in `NUMBERS` or a method."""
@@ -382,7 +396,7 @@ def _weight(s: Space, *shape: int) -> QuantizedWeight:
 
 def _axes(s: Space, x: Shape) -> Any:
     sets = [axes for size in range(1, len(x) + 1) for axes in combinations(range(len(x)), size)]
-    some = s.pick(f"axes of {len(x)}", (None, *sets, *sets[: len(x)] * 2))
+    some = s.pick(f"axes of {len(x)}", (None, (), *sets, *sets[: len(x)] * 2))
     if some is None or s.vast:
         return s.axis if s.vast else None
     axes = tuple(at - len(x) * s.whole(0, 1) for at in s.shuffle(some))
@@ -474,7 +488,8 @@ NUMBERS: Mapping[str, Callable[[Space, Shape], Any]] = {
     "wide": lambda s, shape: s.normal(*shape, spread=6.0),
     "weights": lambda s, shape: s.normal(*shape, spread=max(1, shape[-1]) ** -0.5),
     "offset": lambda s, shape: s.normal(*shape, middle=s.pick("middle", (30.0, -100.0))),
-    "heavy": lambda s, shape: s.heavy(*shape) if shape else s.normal(),
+    # Not all alike along other axes: long sums of equal numbers are all rounded one way.
+    "heavy": lambda s, shape: s.heavy(*shape) * s.uniform(0.5, 1, *shape) if shape else s.normal(),
     # At most about 300 are other than 1: no order of multiplying overflows or underflows.
     "near": lambda s, shape: np.where(
         s.chance(*shape, of=300 / max(300, prod(shape))), s.uniform(0.9, 1.1, *shape), 1

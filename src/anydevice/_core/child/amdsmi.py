@@ -8,11 +8,7 @@ from typing import Any
 
 
 def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Return name and driver version by PCI address, for every GPU that the library sees.
-
-    `arguments["folder"]` has the package `amdsmi`, which is not on this interpreter's import path.
-    Errors of the library are not caught.
-    """
+    """Return name and driver version of each GPU by PCI address, from the package in `folder`."""
     sys.path.insert(0, arguments["folder"])
     tell("import amdsmi")
     import amdsmi as library

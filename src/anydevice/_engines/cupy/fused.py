@@ -1,4 +1,4 @@
-"""CuPy's own versions of composite ops: chains of elementwise steps that it makes one kernel of."""
+"""CuPy's versions of composite ops: chains of elementwise steps, each fused into one kernel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _argsort(x: ndarray, axis: int, descending: bool) -> ndarray:
     with x.device:
         if not x.size:
             return cupy.empty(x.shape, np.int32)
-        # The sort is stable, and keys in which all bits are turned over descend.
+        # The sort is stable; with all bits of the keys inverted, it descends.
         keys = ordered(x)
         return cupy.argsort(~keys if descending else keys, axis=axis).astype(np.int32)
 

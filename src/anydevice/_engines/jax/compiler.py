@@ -56,11 +56,7 @@ class JaxCompiler:
         return f"jax.jit{', XLA told to spend most effort on fast code' if max_effort else ''}"
 
     def keep(self, folder: str) -> str | None:
-        """See the protocol. All code is kept, however small and fast to compile.
-
-        Beyond `KEPT` bytes, the least recently used files go. Entries that are cut off go, too:
-        JAX would warn of them each time, and never write them again.
-        """
+        """Keep compiled code, up to `KEPT` bytes of the files used last, and no incomplete file."""
         if not jax.config.jax_enable_compilation_cache:
             return None
         named: str | None = jax.config.jax_compilation_cache_dir
@@ -87,11 +83,7 @@ def _tidy(folder: str) -> None:
 
 
 def _remove_cut_off(files: dict[str, os.stat_result], looked: str) -> None:
-    """Remove incomplete entries among those written since a process last looked.
-
-    The oldest come first, for about `_LOOKING` seconds; the rest, and entries that may still be
-    being written, are left to a later process.
-    """
+    """Remove incomplete entries, the oldest first, for about `_LOOKING` seconds."""
     until = time.perf_counter() + _LOOKING
     written = {path: files[path].st_mtime_ns for path in files if path.endswith("-cache")}
     since = files[looked].st_mtime_ns if looked in files else 0

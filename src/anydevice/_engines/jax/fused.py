@@ -491,11 +491,7 @@ def _of_lists(update: Function, count: int) -> Function:
 
 
 def _update_each(update: Function, *lists: list[Array] | None) -> tuple[list[Array] | None, ...]:
-    """Return parameters and states after `update(full, parameter, gradient, *states)`.
-
-    All are computed in float32 or more, to which `full` casts, and rounded to their own dtypes.
-    `lists` are parameters, gradients and states; a state may be `None`, for all parameters.
-    """
+    """Return parameters and states after `update(full, parameter, gradient, *states)`."""
     results = []
     given = [arrays for arrays in lists if arrays is not None]
     for parameter, gradient, *states in zip(*given, strict=True):

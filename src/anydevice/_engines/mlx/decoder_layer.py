@@ -1,7 +1,7 @@
 """Products on the CPU by NumPy, in MLX's own memory, where MLX has no fast ones.
 
 MLX for Linux comes with the reference BLAS, three to seven times slower than NumPy's. NumPy reads
-an MLX array without a copy. Its results have no gradient, so a block must ask for this.
+an MLX array without a copy. Its results have no gradient, so this is for blocks that need none.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def linear(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
 
 
 def quantized_linear(x: mx.array, weight: QuantizedWeight, bias: mx.array | None) -> mx.array:
-    """Compute `ops.quantized_linear`; by MLX's own product where it has the scheme, in float32."""
+    """Compute `ops.quantized_linear` in float32, by MLX's own product if it has the scheme."""
     if _allows(x) and x.size:
         arrays: dict[str, Any] = {name: _host(array) for name, array in weight.arrays.items()}
         given = () if bias is None else (np.asarray(bias),)
@@ -84,7 +84,7 @@ def _host(x: Any) -> Any:
 def decoder_layer(
     x: mx.array, positions: mx.array, keys: mx.array, values: mx.array, *others: Any
 ) -> Any:
-    """See `LayerConfig`: x, keys and values after it; the cache is written in place."""
+    """Compute a layer as `LayerConfig` says: x, keys and values; the cache is written in place."""
     *weights, config = others
     assert isinstance(config, LayerConfig)
     if not _allows(x):

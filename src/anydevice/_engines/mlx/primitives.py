@@ -180,11 +180,7 @@ class MlxPrimitives(BasePrimitives[mx.array], one=functions_of(mx), two=function
 
 
 def _written_in_place(x: mx.array, new: mx.array, positions: mx.array, inside: Any) -> mx.array:
-    """Replace one row of each batch, where it is inside.
-
-    MLX copies an array that is read and written by turns. So the old row is multiplied by 0 and the
-    new one added, as integers of the same bits, which is exact.
-    """
+    """Replace one row of each batch, where it is inside, by exact products and sums of bits."""
     batch, heads, keys, size = x.shape
     bits = _BITS[x.dtype.size]
     head = mx.arange(batch * heads).reshape(batch, heads) * keys

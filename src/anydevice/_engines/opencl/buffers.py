@@ -71,7 +71,7 @@ class LimitReachedError(cl.MemoryError):  # type: ignore[misc]  # PyOpenCL's is 
 
 
 class Pool:
-    """The memory of one context; a new buffer is filled at once, so a full device says so here."""
+    """The memory of one context; new buffers are written at once, so a full device raises here."""
 
     def __init__(self, queue: cl.CommandQueue) -> None:
         allocator = cl_tools.ImmediateAllocator(queue)
@@ -87,7 +87,7 @@ class Pool:
 
     @property
     def held(self) -> int:
-        """The bytes that were taken from the driver, for arrays and for later ones."""
+        """The bytes that were taken from the driver, cached ones included."""
         return int(self._pool.managed_bytes)
 
     @property
@@ -96,7 +96,7 @@ class Pool:
         return self._peak
 
     def reset_peak(self) -> None:
-        """Start the peak again from what is in use now."""
+        """Reset the peak to the bytes in use."""
         self._peak = self.in_use
 
     def allocate(self, size: int) -> Any:
@@ -143,7 +143,7 @@ class Pool:
         return data if self.held <= before else None
 
     def _bytes_left(self) -> tuple[float, Any]:
-        """Return the bytes left below the limit, and the device: the one with the least left."""
+        """Return the bytes below the limit of the device that has the fewest, and the device."""
         left = {
             native: limits.get(native, inf) - sum(pool.held for pool in pools_of(native))
             for native in self.devices

@@ -10,7 +10,7 @@ from pyopencl.array import Array
 
 from anydevice._engines import trust
 from anydevice._engines.opencl.arrays import ENGINE
-from anydevice._engines.opencl.kernels import reductions, rows
+from anydevice._engines.opencl.kernels import quantized, reductions, rows
 from anydevice._engines.opencl.kernels.attention import attention
 from anydevice._engines.opencl.kernels.programs import dtype_of
 from anydevice._engines.opencl.primitives import PRIMITIVES, computed
@@ -29,7 +29,7 @@ def swiglu(gate: Array, up: Array) -> Array:
 
 
 def _sort_with_index(x: Array, axis: int, descending: bool) -> tuple[Array, Array]:
-    """Return the elements in order along an axis, and where they were."""
+    """Return the elements sorted along an axis, and their indices before that."""
     order = [at for at in range(x.ndim) if at != axis] + [axis]
     result = reductions.in_order(PRIMITIVES.permute_dims(x, order), descending)
     back = sorted(range(x.ndim), key=order.__getitem__)
@@ -45,6 +45,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "swiglu": swiglu,
     "rope": rows.rope,
     "attention": attention,
+    "quantized_linear": quantized.quantized_linear,
 }
 """The kernels by the names of their ops, called with all arguments of the op, in their order."""
 
@@ -67,6 +68,7 @@ def _where_trusted(name: str, kernel: Callable[..., Array]) -> Callable[..., Any
 
 FUSED: Mapping[str, Callable[..., Any]] = {
     "argsort": lambda x, axis, descending: _sort_with_index(x, axis, descending)[1],
+    "dequantize": quantized.dequantize,
     "prod": lambda x, axes, keepdims: reductions.reduce("prod", x, axes, keepdims),
     "round": lambda x: computed("round", x),
     "sort": lambda x, axis, descending: _sort_with_index(x, axis, descending)[0],

@@ -24,12 +24,7 @@ WARM_UPS = 1
 
 
 class CapturedStep:
-    """A step with its own copy of a state, begun by calling it.
-
-    `step` must do the same each time, only with other numbers in the state, wait for nothing, and
-    keep no tensor that it makes. It is run once before the capture, with the first state: what it
-    writes elsewhere, it must write again the same. `read` names the tensors that the host reads.
-    """
+    """A step with its own copy of a state, begun by calling it."""
 
     def __init__(self, step: Step, state: State, read: Sequence[str]) -> None:
         self._step: Step | None = step

@@ -332,6 +332,8 @@ def _steps(size: int, theta: float, scaling: Any, device: torch.device) -> tuple
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
     """Compute causal attention for as many queries as keys."""
+    if scale is not None and scale < 0:  # PyTorch's CPU kernel gives NaN, as it masks before
+        q, scale = -q, -scale
     with _kernel_order(q):
         return scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]

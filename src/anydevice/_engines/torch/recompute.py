@@ -57,7 +57,7 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 class _Handle:
-    """A tensor that autograd would save. `is_kept` if it need not be recomputed."""
+    """A tensor that autograd would save; if `is_kept`, it need not be recomputed."""
 
     value: Tensor | None = None
     version: int = 0
@@ -198,7 +198,7 @@ def _generator(device: torch.device) -> Any:
 
 @contextmanager
 def _random_states(generators: list[Any], states: list[Tensor]) -> Iterator[None]:
-    """Continue from other random states in the block."""
+    """Use other random states in the block."""
     before = [generator.get_state() for generator in generators]
     _set_states(generators, states)
     try:

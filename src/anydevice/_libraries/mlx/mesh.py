@@ -27,7 +27,7 @@ class RingProcesses(HostExchange):
         return gathered.reshape(self.size, *numbers.shape)
 
     def sum(self, arrays: Sequence[mx.array], share: float = 1.0) -> list[mx.array]:
-        """Return sums over all processes, weighted by shares; a share of 0 ignores even NaN."""
+        """Return sums over all processes, weighted by shares; a share of 0 excludes even NaN."""
         flat = mx.concatenate([x.reshape(-1).astype(mx.float32) for x in arrays])
         flat = flat * share if share else mx.zeros_like(flat)
         total = mx.distributed.all_sum(flat, group=_ring())

@@ -228,10 +228,7 @@ class Layout(Record):
 
 
 class _Gathered(torch.autograd.Function):  # type: ignore[misc]
-    """The parts of a group joined along `axis`; `None` if each process has the whole tensor.
-
-    Gradients are summed over the group and over `copies`, or else taken from this process.
-    """
+    """The parts of a group joined along `axis` if any; gradients are summed over both groups."""
 
     @staticmethod
     def forward(part: torch.Tensor, axis: int | None, size: int, parts: Any, copies: Any) -> Any:

@@ -47,11 +47,7 @@ _RANDOM_IN_TRAINING = re.compile("Dropout|BatchNorm|InstanceNorm|RReLU|DropPath"
 
 
 class TorchAdapter(base.ModelAdapter):
-    """A `torch.nn.Module`; forward hooks read the outputs of its parts.
-
-    It is moved in place, as PyTorch moves modules. If its weights need another dtype, it is copied,
-    and the user's module is unchanged; later changes of it are copied too.
-    """
+    """A `torch.nn.Module`, moved in place, or copied if its weights need another dtype."""
 
     kind = "torch.nn.Module"
     library = "torch"

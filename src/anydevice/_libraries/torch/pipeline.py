@@ -1,8 +1,4 @@
-"""PyTorch modules with layers in several places: their units, and forwards that fetch weights.
-
-The layers are the list of modules with the most parameters; modules before it belong to the first
-layer, modules after it to the last. Each layer gets its inputs on its own device.
-"""
+"""PyTorch modules with layers in several places: their units, and forwards that fetch weights."""
 
 from __future__ import annotations
 

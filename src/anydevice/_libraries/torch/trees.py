@@ -1,8 +1,4 @@
-"""Rules for PyTorch's containers: modules, optimizers, packed sequences, storages.
-
-Modules and optimizers are changed in place and returned, like `Module.to`, because others refer to
-them: an optimizer has the very `Parameter` objects of its model.
-"""
+"""Rules for PyTorch's containers: modules, optimizers, packed sequences, storages."""
 
 from __future__ import annotations
 

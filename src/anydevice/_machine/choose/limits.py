@@ -1,10 +1,4 @@
-"""Memory limits: the part of a device that this process may use, set in each library.
-
-Nothing is limited unless `configure(memory=…)` or a settings file asks for it; this module follows
-that setting. An imported library is limited at once, any other when anydevice first loads it. JAX
-reads its limit from the environment when it starts. Where it has started, `configure` raises an
-error, and a settings file causes a warning.
-"""
+"""Memory limits: the part of a device that this process may use, set in each library."""
 
 from __future__ import annotations
 
@@ -95,9 +89,6 @@ def limit_of(device: Device, config: Config) -> int | None:
 
     A fraction is one of the memory that this process could get, and no limit if that is unknown.
     An amount is never more than that memory.
-
-    >>> limit_of(Device("cpu"), Config(memory="1GiB"))
-    1073741824
     """
     try:
         facts = device.facts

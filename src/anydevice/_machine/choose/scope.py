@@ -76,8 +76,11 @@ def device(
     """
     global _modules
     key = _key(spec, engine) if min_free is None else None
-    logging = sys.modules.get("logging")  # a choice from memory is logged to new listeners
-    level = logging and logging.getLogger("anydevice").getEffectiveLevel()
+    level = None
+    if "logging" in sys.modules:  # a choice from memory is logged to new listeners
+        import logging
+
+        level = logging.getLogger("anydevice").getEffectiveLevel()
     situation = (settings.state(), _variables(), [name in sys.modules for name in _modules], level)
     block, process = _block.get(), _process
     known = None if key is None else _known_choices.get(key)
@@ -110,13 +113,7 @@ def device(
 
 
 def one_device(spec: str | Device | None = None, *, engine: str | None = None) -> Device:
-    """Return `device(spec, engine=engine)`, but refuse a list, which may mean several devices.
-
-    >>> one_device(["cpu:0", "cpu:1"])
-    Traceback (most recent call last):
-    anydevice.errors.ConfigurationError: this takes one device, not the list ['cpu:0', 'cpu:1']; \
-anydevice.device(['cpu:0', 'cpu:1']) returns its first usable one
-    """
+    """Return `device(spec, engine=engine)`, but refuse a list, which may mean several devices."""
     if isinstance(spec, list | tuple):
         named = [str(one) for one in spec]
         raise ConfigurationError(
@@ -416,11 +413,7 @@ _NAMES = ("device", "devicetype")
 
 
 def device_from_library(spec: Any) -> Device | None:
-    """Return the device that a library's own object stands for, with that library as its engine.
-
-    `None` if it is no such object. Raises `DeviceNotFoundError` if the library does not see that
-    device. Imports nothing: the library of such an object is imported already.
-    """
+    """Return the device that a library's own object stands for, with its engine, or `None`."""
     kind = type(spec)
     package = kind.__module__.partition(".")[0]
     name = _PACKAGES.get(package, package)

@@ -272,11 +272,7 @@ hooks.free_memory.register(read_free_memory)
 def look_everywhere(limit: float) -> Iterator[BackendScan]:
     """Return a scan for every backend, after little more than `limit` seconds at most.
 
-    Reading starts at once; the caller waits only for the first scan. A reader that fails or
-    hangs becomes a scan that says so, and does not affect the others. A probe that another
-    package adds under the entry point `anydevice.probes` is a callable that takes the limit and
-    returns a `BackendScan`; for a known backend it replaces our own reader, unless the probe itself
-    failed.
+    A probe of another package replaces our own reader of its backend, unless the probe failed.
     """
     own = _start(READERS, limit)
     points = entry_points(_PROBES)

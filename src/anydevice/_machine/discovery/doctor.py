@@ -38,12 +38,7 @@ class Examination(Record):
 
 
 def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None) -> Examination:
-    """Return the checks to run: only the named devices, only with one engine, where so asked.
-
-    The further CPU devices that JAX shows are the same cores, and are checked only by name. Raises
-    `ConfigurationError` for an unknown name, and `DeviceNotFoundError` if this machine lacks
-    what was named or the engine drives none of it.
-    """
+    """Return the checks to run: only the named devices, only with one engine, where so asked."""
     wanted = []
     for name in (name.strip().lower() for name in names):
         check_wish(name, "device")

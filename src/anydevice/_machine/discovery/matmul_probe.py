@@ -1,8 +1,4 @@
-"""The check of a device, in a child process: multiply two matrices and read the result.
-
-Loaded by `_core/child/entry.py`. The numbers are small integers, so the product is exact in every
-precision that a device may multiply in, and is compared for equality.
-"""
+"""The check of a device, in a child process: multiply two matrices and read the result."""
 
 from __future__ import annotations
 

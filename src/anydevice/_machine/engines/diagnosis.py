@@ -1,8 +1,4 @@
-"""Why an installed library cannot drive a device, and the command that fixes it here.
-
-Commands name the libraries themselves, in releases that our extras allow. The rows of
-`REQUIREMENTS` say which of them fits a platform, a driver and a card.
-"""
+"""Why an installed library cannot drive a device, and the command that fixes it here."""
 
 from __future__ import annotations
 
@@ -166,11 +162,7 @@ _FOREIGN = (
 
 
 def code_of_message(message: str) -> str:
-    """Return the code for a library's error message; "failed" for an unknown one.
-
-    >>> code_of_message("RuntimeError: CUDA error: no kernel image is available")
-    'card_not_in_build'
-    """
+    """Return the code for a library's error message; "failed" for an unknown one."""
     return next((code for code, signs in _FOREIGN if re.search(signs, message)), "failed")
 
 
@@ -192,11 +184,7 @@ class Platform(Record):
 def best_fix(
     backend: str, facts: Facts, builds: Sequence[Build], where: Platform | None = None
 ) -> str | None:
-    """Return the best fix for a device that none of `builds` can drive; `None` if unknown.
-
-    A library that is installed already is preferred; `builds` come in order of choice. Where no
-    release that our extras allow fits, the fix says so, and the way out.
-    """
+    """Return the best fix for a device that none of `builds` can drive; `None` if unknown."""
     where = where or this_platform()
     for build in sorted(builds, key=lambda build: not build.installed):
         command = command_for(build, backend, facts, where)

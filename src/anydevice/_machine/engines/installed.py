@@ -1,8 +1,4 @@
-"""The installed build of each array library, and what it was made for; nothing is imported.
-
-`importlib.metadata` answers some of the same questions, but importing it takes longer than all of
-discovery may; the name of a `.dist-info` folder already says a distribution and its version.
-"""
+"""The installed build of each array library, and what it was made for; nothing is imported."""
 
 from __future__ import annotations
 

@@ -210,11 +210,7 @@ def harmless(variables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def set_variables(variables: Mapping[str, str], *, for_children: bool = True) -> list[str]:
-    """Put variables into the environment, and put those back that were set here before.
-
-    Flags in `XLA_FLAGS` are merged, ours winning. Unless they are `for_children`, the processes
-    that anydevice starts do not get them. Returns a sentence for each that came too late to matter.
-    """
+    """Set variables, and put earlier ones back; return a sentence for each that came too late."""
     flags = variables.get("XLA_FLAGS")
     if flags is not None:
         merged = merge_flags(_variables.before("XLA_FLAGS") or "", flags)

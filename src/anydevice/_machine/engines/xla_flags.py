@@ -36,11 +36,15 @@ def refused_flags(text: str) -> dict[str, str]:
     flags either, or does not start in time, none is refused.
     """
     version, flags = distributions().get("jaxlib"), text.split()
-    if version is None or not text.lstrip().startswith("--"):  # a file of flags
+    if version is None:
         return {}
     verdicts = _read().get(version, {})
     if not verdicts.keys() >= set(flags):
         try:
+            if not flags[0].startswith("-"):  # the name of a file, which may change
+                is_wrong = _read_startup_error(flags) and not _read_startup_error([])
+                said = f"jaxlib {version} cannot take flags from a file {shortened(text)}"
+                return {flag: said for flag in flags if is_wrong}
             refused = dict(_find_refused(flags, version))
         except (OSError, subprocess.TimeoutExpired):
             return {}  # no verdict to keep
@@ -73,7 +77,8 @@ def _find_refused(flags: Sequence[str], version: str) -> Iterator[tuple[str, str
             near = _nearest(name) if flag in unknown else name
             if near != name:
                 hint = f"; the nearest is --{near}" if near else ""
-                yield flag, f"jaxlib {version} has no flag --{shortened(name)}{hint}"
+                short = shortened(flag.partition("=")[0])
+                yield flag, f"jaxlib {version} has no flag {short}{hint}"
             elif "=" in flag:
                 yield flag, f"jaxlib {version} does not take the value of {shortened(flag)}"
             else:

@@ -1,8 +1,4 @@
-"""Reading `/proc` and `/sys` of Linux: PCI cards, sensors, processes, limits of control groups.
-
-Any file may be missing or garbled. What cannot be read is `None`: a reader that meets it says
-"unknown" and goes on.
-"""
+"""Reads `/proc` and `/sys` of Linux, where any file may be missing or garbled, and gives `None`."""
 
 from __future__ import annotations
 
@@ -158,12 +154,7 @@ def fitting(commands: Mapping[str, str], names: Iterable[str]) -> str | None:
 
 
 def cards(vendor: int, root: Path = Path("/")) -> tuple[str, ...]:
-    """Return the PCI addresses of a vendor's cards, such as "0000:00:06.0", sorted.
-
-    A card counts by its class: a display controller (3D controllers are among them) or a
-    processing accelerator, if it is not Intel's, which is no GPU; a card's audio function does not.
-    Empty where the machine has none, or `root` has no `sys/bus/pci/devices`.
-    """
+    """Return the PCI addresses of a vendor's graphics and accelerator cards, sorted."""
     addresses = []
     classes = (_DISPLAY,) if vendor == INTEL else (_DISPLAY, _PROCESSING_ACCELERATOR)
     for name in sorted(names_in(root / DEVICES)):
@@ -285,10 +276,7 @@ _earlier_peak = 0
 def own_memory(
     root: Path = Path("/"), *, system: str = sys.platform, since_reset: bool = False
 ) -> tuple[int | None, int | None]:
-    """Return the resident bytes of this process, now and at its peak; `None` if unknown.
-
-    The peak is that of the whole life of the process, or the one since `reset_own_peak`.
-    """
+    """Return the resident bytes of this process, now and at its peak; `None` if unknown."""
     if system.startswith("linux"):
         table = read_table(root / "proc/self/status")
         now, peak = table.get("VmRSS"), table.get("VmHWM")
@@ -456,12 +444,7 @@ def _quota(folder: Path, version: int) -> float | None:
 
 
 class _Trees(Record):
-    """The position of this process in the trees of control groups.
-
-    `groups` has its group by controller of v1, and its group of v2 under the empty name. A mount
-    is the version, the controllers, the part of the tree that it shows, and its folder; both are
-    read from `/proc/self`, because `/sys/fs/cgroup` is only the usual place.
-    """
+    """The groups of this process in the trees of control groups (v2 as ""), and their mounts."""
 
     groups: dict[str, str]
     mounts: tuple[tuple[int, Collection[str], str, Path], ...]

@@ -1,8 +1,4 @@
-"""The readers of all backends: their devices, and the usage of each device now.
-
-A backend's files load when it is first asked: loading them takes longer than most of them look,
-and can be done while a driver is being asked.
-"""
+"""The readers of all backends: their devices, and the usage of each device now."""
 
 from __future__ import annotations
 
@@ -27,9 +23,6 @@ class Readings(Record):
     `load` is the share of time that it computed, `memory_load` the share that its memory was
     being read or written, `fan` the share of the fan's full speed: fractions, 1.0 is all of it.
     `free_memory` is bytes, `temperature` °C, `power` and `power_limit` are watts, `clock` is MHz.
-
-    >>> Readings(load=0.5).temperature is None
-    True
     """
 
     load: float | None = None
@@ -64,11 +57,7 @@ class Usage(Protocol):
 
 
 def readings(backend: str, index: int, facts: Facts) -> Readings:
-    """Return the load, heat and power of a device now. Never raises: what is not told is `None`.
-
-    >>> 0 <= readings("cpu", 0, Facts("some processor")).load <= 1
-    True
-    """
+    """Return the load, heat and power of a device now. Never raises: what is not told is `None`."""
     if facts.details.get("fake"):
         return Readings(free_memory=facts.free_memory)
     if backend in USAGE:
@@ -78,11 +67,7 @@ def readings(backend: str, index: int, facts: Facts) -> Readings:
 
 
 def processes(backend: str, index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
-    """Return the processes on a device, the one with most memory first. Never raises.
-
-    For the CPU they are the largest ones. A driver that does not list processes, or hides those of
-    other users or containers, gives fewer, or none.
-    """
+    """Return the processes on a device, those with most memory first, as far as it lists them."""
     if backend not in USAGE or facts.details.get("fake"):
         return ()
     return USAGE[backend]().processes(index, facts)

@@ -58,8 +58,8 @@ class Config(Record):
       `None`: nothing is limited.
     - `return_memory`: trainings with PyTorch on a CPU return freed memory to the system at once, on
       Linux with glibc. Turn it off before the first training for a little more speed.
-    - `threads`: the number of threads of each library that computes on the CPU; `None`: the
-      library's own choice.
+    - `threads`: the number of threads of each library that computes on the CPU, at most 1,024;
+      `None`: the library's own choice.
     - `x64`: 64-bit numbers in JAX.
     - `jit`: compile; turn it off to debug.
     - `mixed_precision`: compile and train in "mixed" precision unless `precision` is given.
@@ -103,11 +103,7 @@ Origin = Literal["user file", "project file"]
 
 
 class FileSettings(Record):
-    """The contents of one settings file. `wishes` are device names, first choice first.
-
-    `settings` are the other keys, each with its value and with its file and line. Of the variables
-    in a project's file, they have those that a project may set.
-    """
+    """The device names and other settings of one file, each with its value, file and line."""
 
     origin: Origin
     path: Path
@@ -237,11 +233,7 @@ def apply_files(names: Iterable[str] = ("env", "threads", "x64", "jit", "memory"
 
 
 def on_memory(check: CheckMemory, apply: ApplyMemory) -> None:
-    """Register two functions that apply the setting `memory` to the libraries.
-
-    `check` is called before `configure()` changes it, and raises if that is impossible. `apply` is
-    called after a change, with `None` if nothing is limited any more, and returns warnings.
-    """
+    """Register `check` before `configure()` changes `memory`, and `apply` after, which warns."""
     _memory_listeners.append((check, apply))
 
 
@@ -344,7 +336,7 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "order": _order,
     "memory": _memory,
     "return_memory": _switch,
-    "threads": lambda value: integer("the number", value, 1),
+    "threads": lambda value: integer("the number", value, 1, 1024),
     "x64": _switch,
     "jit": _switch,
     "mixed_precision": _switch,
@@ -648,12 +640,7 @@ _places = variables(("ANYDEVICE_HOME", "HOME", "USERPROFILE", "XDG_CONFIG_HOME",
 
 
 def files_state() -> tuple[object, ...]:
-    """Return a value that changes with any file of settings or measurements.
-
-    That includes files that appear or go, the working directory, and variables that say where the
-    files are. Files are compared by their time stamps, size and identity; those that were changed
-    just now by their content too.
-    """
+    """Return a value that changes with any file of settings or measurements, and with its place."""
     global _watched
     try:
         folder = os.getcwd()

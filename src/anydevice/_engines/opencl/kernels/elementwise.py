@@ -1,8 +1,4 @@
-"""Kernels that compute each element of a result from elements of the operands.
-
-Sizes and strides are arguments of the kernel, so a program serves every shape with the same number
-of axes. Only a last stride of 0 or 1 is part of the text, since compilers vectorize it.
-"""
+"""Kernels that compute each element of a result from elements of the operands."""
 
 from __future__ import annotations
 
@@ -28,11 +24,7 @@ LARGEST_INDEX = 2**31 - 1
 
 
 class Walk(Record):
-    """How a kernel walks through several arrays: the pieces of text, and the arguments for them.
-
-    `sizes_text` and `strides_text` are parameters (with a comma before each), `offsets_text`
-    computes `at_<name>` for each array from a variable. The arguments come in the same order.
-    """
+    """How a kernel walks through several arrays: the pieces of text, and the arguments for them."""
 
     sizes_text: str
     strides_text: str
@@ -196,11 +188,7 @@ def run(
     strides: Ints | None = None,
     extras: Sequence[tuple[str, Number | None, Any]] = (),
 ) -> Any:
-    """Run a kernel over a shape, by default that of `out`, and return `out`.
-
-    `body` is a statement; the result is `pr` at `ir`, the work item `item`. `extras` are further
-    arguments: name, type (`None` for an index) and value.
-    """
+    """Run the statement `body` over a shape, by default that of `out`, and return `out`."""
     shape = out.shape if shape is None else shape
     count = prod(shape)
     if not count:

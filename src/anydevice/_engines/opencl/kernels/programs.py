@@ -1,8 +1,4 @@
-"""Programs for OpenCL devices, and how OpenCL C computes with each dtype.
-
-A program is built when it is first needed, and kept by its context and text. Drivers, or PyOpenCL
-for them, keep the binary for later processes.
-"""
+"""Programs for OpenCL devices, and how OpenCL C computes with each dtype."""
 
 from __future__ import annotations
 
@@ -36,10 +32,7 @@ assumed = Assumed()
 
 
 class Limits(Record):
-    """The limits of a device; `local_memory` is bytes, `processors` how many groups run at once.
-
-    `no_doubles` says why nothing is computed in float64 there; `None` if it is.
-    """
+    """The limits of a device; `local_memory` is bytes, `processors` how many groups run at once."""
 
     is_cpu: bool
     work_group: int
@@ -178,10 +171,7 @@ def program(context: cl.Context, source: str) -> Any:
 
 
 class Number(Record):
-    """A dtype in a kernel: kept in memory as `element`, computed with as `number`.
-
-    `name` says which of the functions of `kernels/numbers.cl` read and write it.
-    """
+    """A dtype in a kernel: kept as `element`, computed with as `number`."""
 
     name: str
     element: str

@@ -1,8 +1,4 @@
-"""The processor: its name, its vector instructions and its cores, on each system.
-
-Linux tells it in `/proc/cpuinfo` and `/sys/devices/system/cpu`, macOS through `sysctl`, Windows in
-its registry and through psutil. Nothing here is imported or started before it is needed.
-"""
+"""The processor: its name, its vector instructions and its cores, on each system."""
 
 from __future__ import annotations
 
@@ -182,13 +178,7 @@ def read_windows(
 
 
 def tidy_name(name: str) -> str:
-    """Return a processor's name without the words that all processors have.
-
-    >>> tidy_name("AMD Ryzen 7 7700 8-Core Processor")
-    'AMD Ryzen 7 7700'
-    >>> tidy_name("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz")
-    'Intel Xeon Platinum 8481C'
-    """
+    """Return a processor's name without the words that all processors have."""
     bare = _TRADEMARK.sub("", name)
     # "Common KVM processor" is a name, unlike the word that vendors append.
     short = bare if "processor" in bare else _NOISE.sub(" ", bare)

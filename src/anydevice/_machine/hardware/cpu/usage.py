@@ -1,9 +1,4 @@
-"""The load, heat and power of the CPU now, and the processes that hold most of its memory.
-
-On Linux from `/proc` and `/sys`, elsewhere through psutil. Load and power are differences between
-two moments. The one before is that of the last question; where that is too long ago, or there was
-none, a short one is waited for.
-"""
+"""The load, heat and power of the CPU now, and the processes that hold most of its memory."""
 
 from __future__ import annotations
 

@@ -37,11 +37,7 @@ _UNNAMED = ("crashed", "timed_out", "endless_output", "failed", "not_started", "
 
 
 class Answers(Record):
-    """Everything that was learnt in one look.
-
-    `driver` is `None` where no driver is installed. `unhidden` is the driver's answer without
-    CUDA_VISIBLE_DEVICES, where with it there was no device and NVML could not tell why.
-    """
+    """All answers of one look; `unhidden` is the driver's without CUDA_VISIBLE_DEVICES."""
 
     around: Surroundings
     environment: Mapping[str, str]
@@ -55,11 +51,7 @@ class Answers(Record):
 
 
 def driver_needed(nvml: Outcome) -> bool:
-    """Whether the CUDA driver is to be asked too: wherever it may be installed.
-
-    NVML answers on many a machine on which `cuInit` fails or hangs, and only the driver knows in
-    which order it counts cards of different models.
-    """
+    """Whether the CUDA driver is to be asked too: wherever it may be installed, for its order."""
     if nvml.how != "answered":
         return True
     return bool(nvml.answer["driver_library"] or nvml.answer["driver_problem"])

@@ -35,11 +35,7 @@ _ONE_MOMENT = 0.25
 
 
 def begin() -> Callable[[float], BackendScan]:
-    """Ask the questions, and return a function that waits for the answers within a limit.
-
-    Where there are traces of a card, NVML and the driver are asked at the same time; elsewhere
-    NVML's child says first whether there is a driver at all.
-    """
+    """Ask NVML and the driver, and return a function that waits for the answers."""
     if sys.platform == "darwin":
         text = "CUDA needs Linux or Windows"
         return lambda limit: BackendScan.stopped("cuda", "wrong_system", text, present=False)

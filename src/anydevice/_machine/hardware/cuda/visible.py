@@ -27,11 +27,7 @@ class Selection(NamedTuple):
 
 
 def select(cards: Sequence[CudaCard], value: str | None) -> Selection:
-    """Return the visible devices of `cards`, in CUDA's order; `value` is the variable's, if set.
-
-    The first entry that names nothing ends the list, and what stands before it stays. A card that
-    is named twice leaves none. Where a MIG instance is visible, it is the only device.
-    """
+    """Return the visible devices of `cards`, in CUDA's order; `value` is the variable's, if set."""
     if value is None:
         return Selection(_one_instance_at_most([card.shown[0] for card in cards if card.shown]))
     by_uuid = _is_uuid(value)

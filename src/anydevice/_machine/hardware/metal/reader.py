@@ -39,11 +39,7 @@ def look(
     platform: str = sys.platform,
     machine: str | None = None,
 ) -> BackendScan:
-    """Return the GPUs that Metal drives, or why there are none, in `limit` seconds. Never raises.
-
-    The other arguments are for recordings: `run` answers a command with what it printed, or `None`
-    if it failed; `platform` and `machine` are the names of the system and of its processor.
-    """
+    """Return the GPUs that Metal drives, or why there are none, in `limit` seconds."""
     if platform != "darwin":
         return _stopped_scan("wrong_system", "Metal is only on macOS", present=False)
     ask = run if run is not None else macos.running_until(time.monotonic() + limit)

@@ -21,13 +21,7 @@ _WORTH_ASKING = 0.1
 
 
 def begin() -> Callable[[float], BackendScan]:
-    """Ask the question, and return a function that waits for the answer within a limit.
-
-    It returns every OpenCL device, or why there is none. A driver that crashes or hangs is a
-    finding of its own: the drivers are then asked one by one, so that the bad one is named and the
-    devices of the others are listed. Those are not usable as long as it is there, since it would
-    do the same to any program that lists devices.
-    """
+    """Ask for all OpenCL devices; if a driver crashes, each is asked alone, so that it is named."""
     machine = facts.this_machine()
     loaders = facts.find_loaders(machine, facts.pyopencl_folder())
     question = _start(loaders[0], loaders[0].environment(machine)) if loaders else None

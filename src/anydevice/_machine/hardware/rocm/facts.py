@@ -118,11 +118,7 @@ _FRAME_BUFFERS = (1, 2)  # heap types: memory of the GPU that the host sees, and
 
 
 class Gpu(Record):
-    """One GPU of the topology.
-
-    `pool` is how many bytes the driver offers as the GPU's memory; `partitions` is in how many
-    parts the card at this PCI address is divided. What the files do not tell is `None`.
-    """
+    """One GPU of the topology: `pool` bytes, and into how many `partitions` its card is divided."""
 
     node: int
     architecture: str | None
@@ -136,11 +132,7 @@ class Gpu(Record):
 
 
 class Topology(Record):
-    """Every GPU in the order in which ROCm numbers them, and how many nodes were withheld.
-
-    A node is withheld where the device rules of a container or a job do not let this process read
-    its properties; ROCm does not number such a node either.
-    """
+    """Every GPU in ROCm's order, and how many nodes this process may not read."""
 
     gpus: tuple[Gpu, ...]
     withheld: int

@@ -23,11 +23,7 @@ def look(
     accessible: Callable[[Path], bool] = linux.may_open,
     platform: str = sys.platform,
 ) -> BackendScan:
-    """Return the AMD GPUs of this machine, or why there are none, in `limit` seconds.
-
-    The other arguments are for recordings: another root of the file system, other variables, who
-    may open a device file, and the name of the system as Python writes it.
-    """
+    """Return the AMD GPUs of this machine, or why there are none, in `limit` seconds."""
     if not platform.startswith("linux"):
         system = {"win32": "Windows", "darwin": "macOS"}.get(platform, platform)
         text = f"ROCm needs Linux; this is {system}"

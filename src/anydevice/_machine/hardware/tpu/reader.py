@@ -238,11 +238,7 @@ def _permission(node: Path, root: Path) -> str:
 
 
 def _holders(root: Path) -> tuple[str, ...]:
-    """A note where another process has locked the TPUs, as libtpu does when it takes all of them.
-
-    Read from `/proc/locks`, never by opening the lock file: closing it again would drop the lock
-    of this very process, if it is the one that holds it.
-    """
+    """Return a note if another process has locked the TPUs, read without opening the lock file."""
     inodes: set[str] = set()
     for file in ("tmp/libtpu_lockfile", f"tmp/libtpu_lock_{os.getuid()}/libtpu_lockfile"):
         try:
