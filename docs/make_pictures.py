@@ -250,7 +250,7 @@ def chat_shows() -> str:
 
     estimate = Stub(parameters=10**8, total=2**30, **dict.fromkeys(PARTS, 2**20))
     place = anydevice.Device("cpu", engine="numpy")
-    model: Any = Stub(name="m", dtype="float32", context=8192, device=place)
+    model: Any = Stub(name="m", dtype="float32", context=8192, device=place, executor="numpy")
     model.plan, model.tokenizer = Stub(estimate=estimate), Stub(templates=["{{ m }}"])
     model.generation_defaults = {}
     speed = Stub(decode=20.0, first_token=0.5)
@@ -268,8 +268,14 @@ def prove_shows() -> str:
     """The line of a proof, for fixed values."""
     from anydevice.cli import prove
 
-    found = {"result": "proved", "precision": "float32", "parts": 9, "seconds": 1.0, "executors": [],
-             "logits": False}
+    found = {
+        "result": "proved",
+        "precision": "float32",
+        "parts": 9,
+        "seconds": 1.0,
+        "executors": [],
+        "logits": False,
+    }
     return prove._words(found | {"certificate": ["p.proof"]})
 
 
