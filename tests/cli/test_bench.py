@@ -20,7 +20,7 @@ SHORT = ("--quick", "--engine", "numpy", "--limit", "0.001")
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ceilings of a few kilobytes, in this process: what they are is not asked here."""
-    from anydevice._bench import ceilings
+    from anydevice._bench import measure
     from anydevice._bench.measure import bench
 
     def here(*arguments: Any, isolated: bool, **named: Any) -> Any:
@@ -29,8 +29,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(command, "bench", here)
 
-    tiny = ceilings.WorkloadSizes((2**16,), 2**16, (16,))
-    monkeypatch.setattr(ceilings, "SIZES", dict.fromkeys(ceilings.SIZES, tiny))
+    tiny = measure.WorkloadSizes((2**16,), 2**16, (16,))
+    monkeypatch.setattr(measure, "SIZES", dict.fromkeys(measure.SIZES, tiny))
 
 
 def changed(file: Path, factor: float, **more: Any) -> None:

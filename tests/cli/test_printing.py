@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from anydevice._bench import ceilings
+from anydevice._bench import measure
 from anydevice.cli import printing
 from anydevice.cli.main import main
 from anydevice.cli.printing import Output, fitted, output_on
@@ -162,8 +162,8 @@ def test_what_a_stream_cannot_encode_is_replaced(encoding: str, shown: bytes) ->
 @pytest.fixture
 def short_paths(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A path is one word, and that of a test's folder is wider than a narrow terminal."""
-    tiny = ceilings.WorkloadSizes((2**16,), 2**16, (16,))
-    monkeypatch.setattr(ceilings, "SIZES", dict.fromkeys(ceilings.SIZES, tiny))
+    tiny = measure.WorkloadSizes((2**16,), 2**16, (16,))
+    monkeypatch.setattr(measure, "SIZES", dict.fromkeys(measure.SIZES, tiny))
     monkeypatch.setenv("ANYDEVICE_HOME", "home")
     monkeypatch.setenv("HF_HUB_CACHE", "hub")
     with TemporaryDirectory() as folder:

@@ -8,7 +8,6 @@ import pytest
 
 import anydevice
 from anydevice import plan_inference, testing
-from anydevice._arrays.memory.stats import MemoryStats, memory_stats
 from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.discovery import discover as discovery
 from anydevice._plan import plan as planning
@@ -100,13 +99,14 @@ def test_the_processor_seen_through_opencl_is_only_used_by_name() -> None:
 
 
 def test_what_discovery_has_just_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[anydevice.Device] = []
+    asked: list[int] = []
+    read = discovery.FREE_MEMORY["cpu"]()
 
-    def stats(device: anydevice.Device) -> MemoryStats:
-        asked.append(device)
-        return memory_stats(device)
+    def free(index: int, facts: Facts) -> int | None:
+        asked.append(index)
+        return read(index, facts)
 
-    monkeypatch.setattr("anydevice._arrays.memory.stats.memory_stats", stats)
+    monkeypatch.setitem(discovery.FREE_MEMORY, "cpu", lambda: free)
     monkeypatch.setattr(planning.registry, "loaded_engines", lambda: ())
     discovery.forget_report()
     planning.look_ahead()
@@ -115,7 +115,7 @@ def test_what_discovery_has_just_read_is_not_read_again(monkeypatch: pytest.Monk
     planning.look_ahead()  # it was looked at: that changes nothing
     monkeypatch.setattr(planning, "_RECENT", -1.0)
     second, _ = available_memory("cpu")
-    assert asked == [anydevice.Device("cpu")]
+    assert asked == [0]
     assert first[0].free > 0 < second[0].free
 
 
