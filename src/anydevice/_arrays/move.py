@@ -329,8 +329,8 @@ class _Move:
         self._upload(moved, from_host)
         if self.dtype is not None:
             self._cast(moved, [n for n in range(len(moved)) if n not in done], ahead=False)
-        bare = _Move(target, self.convert, self.copy, self.narrow, None, None)
         for shared in together:
+            bare = _Move(target, self.convert, self.copy, self.narrow, None, None)
             try:
                 (memory,) = bare.all([shared.memory])
             except Exception as error:
