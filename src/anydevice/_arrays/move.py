@@ -303,7 +303,7 @@ class _Move:
         target, moved = self.target, list(values)
         from_host: list[int] = []
         together = self._sharing(values, self.leaves) if self.copy and self.leaves else []
-        done = {view.position for shared in together for view in shared.views}
+        done = {view.position for shared in together for view in shared.views} if together else ()
         if self.dtype is not None:
             self._cast(moved, [n for n in range(len(moved)) if n not in done], ahead=True)
         for position, value in enumerate(tuple(moved)):
@@ -421,7 +421,7 @@ class _Move:
         """Replace the host arrays at these positions by arrays of the target's engine."""
         target, failed_at = self.target, [0]
         try:
-            arrays = [moved[position] for position in positions]
+            arrays = list(map(moved.__getitem__, positions))
             placed = upload(arrays, target.engine, target.device, self.narrow, failed_at)
         except Exception as error:
             _raise_named(self.leaves, positions[failed_at[-1]], error, target.device)

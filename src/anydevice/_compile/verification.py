@@ -179,8 +179,8 @@ class Part:
         """Whether both are equal; NaN equals NaN."""
         if not self.is_like(other) or self.constants != other.constants:
             return False
-        pairs = ((x, other.arrays[path]) for path, x in self.arrays.items())
-        return all(np.array_equal(x, y, equal_nan=True) for x, y in pairs)
+        others = map(other.arrays.__getitem__, self.arrays)
+        return all(map(partial(np.array_equal, equal_nan=True), self.arrays.values(), others))
 
 
 class Reference(Record):
@@ -497,7 +497,8 @@ class _ReferenceRunner:
         self._dtype = ""
         self._dtypes: tuple[str, ...] = ("float64", "float32")
         self._models: dict[tuple[str, int | None], _ReferenceModel] = {}
-        self.size = sum(map(prod, map(_SHAPE, adapter.weights().values())))
+        self.shapes = list(map(_SHAPE, adapter.weights().values()))
+        self.size = sum(map(prod, self.shapes))
         self._reuses = self.size < 2**24
         self.turns = False  # whether inputs are given as views
 
@@ -808,8 +809,8 @@ class Sampler:
         self._levels = (*special, *emptied, *levels)
         integers = [x for x in example if x.dtype.kind in "iu" and x.size and not _is_mask(x)]
         most = max([int(x.max()) for x in integers], default=2**63) + 1
-        weights = run.adapter.weights().values() if run.engine in _WITH_BOUNDS else ()
-        sizes = {x.shape[0] for x in weights if len(x.shape) == 2 and x.shape[0] > most}
+        shapes = run.shapes if run.engine in _WITH_BOUNDS and integers else ()
+        sizes = {shape[0] for shape in shapes if len(shape) == 2 and shape[0] > most}
         self._tables = sorted(sizes, reverse=True)
         self._largest = (_LARGEST_FLOAT16 if is_narrow else _LARGEST_FLOAT32) / 16
 
