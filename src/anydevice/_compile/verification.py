@@ -308,7 +308,7 @@ def _check_calls(
     read, runner = candidate.adapter.read, reference.runner
     move: Any = partial(to_device, device=candidate.device, convert=True, narrow=True)
     before = list(map(np.array, reference.inputs))
-    moved = map(partial(_turned, move) if runner.turns else move, arrays)
+    moved = map(partial(_place_turned, move) if runner.turns else move, arrays)
     by_id = dict(zip(map(id, arrays), moved, strict=True))
     placed = list(map(by_id.__getitem__, map(id, arrays)))
     trace = partial(_parts_of, candidate, runner.signature, placed)
@@ -344,7 +344,7 @@ def _check_calls(
     return output, seconds
 
 
-def _turned(move: Callable[[Array], Any], x: Array) -> Any:
+def _place_turned(move: Callable[[Array], Any], x: Array) -> Any:
     """Return an array on the device with its channels, or its last axis but one, last in memory."""
     if x.ndim == 4:
         return move(np.moveaxis(x, 1, -1).copy()).swapaxes(1, 3).swapaxes(2, 3)
