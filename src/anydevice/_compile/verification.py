@@ -826,13 +826,14 @@ class Sampler:
         widths = [(at, x.ndim - 1) for at, x in arrays if _is_floating(x) and x.ndim < 4]
         inner = [axes for axes in lengths if axes[-1] not in widths]
         longer = [(how, lengths) for how in ("long", "double", "next") if lengths]
+        several = len(self._example) > 1
         sizes = sorted({n for x in self._example for n in x.shape[1:] if 1 < n < 128 and n != own})
         plans: tuple[list[Any], ...] = (
             [*[(1, *x) for x in longer], (1,), *[(own, *x) for x in longer]],
             [*[(3, "single", inner[:1], x) for x in self._shifts], (3, "single", inner[:1]), (3,)],
             [(own, "short", inner)] if inner else [],
-            [(own, "twice")] if len(set(_kinds(self._example))) < len(self._example) else [],
-            [(size,) for size in sizes] if len(self._example) > 1 else [],
+            [(own, "twice")] if several else [],
+            [(size,) for size in sizes] if several else [],
             [(own, f"below {size}") for size in self._tables],
         )
         for place, plan in enumerate(plans):
@@ -876,8 +877,8 @@ class Sampler:
             return None
         for place, level in enumerate(levels or self._levels):
             inputs = [self._numbers(at, x, level) for at, x in enumerate(arrays)]
-            if how == "twice":
-                kinds = _kinds(inputs)
+            if how == "twice":  # floating arrays of one kind become one array
+                kinds = [(x.shape, x.dtype) if _is_floating(x) else id(x) for x in inputs]
                 inputs = [inputs[kinds.index(kind)] for kind in kinds]
             try:
                 reference = self._run(inputs, repeats=False)
@@ -935,11 +936,6 @@ class Sampler:
 
 def _is_floating(x: Array) -> bool:
     return x.dtype.kind in "fV"
-
-
-def _kinds(arrays: Sequence[Array]) -> list[Any]:
-    """Return shapes and dtypes; those of integers, which mean this and that, are all different."""
-    return [(x.shape, x.dtype) if _is_floating(x) else at for at, x in enumerate(arrays)]
 
 
 def _is_mask(x: Array) -> bool:
