@@ -299,10 +299,7 @@ def verify_model(
 
 
 def _check_calls(
-    candidate: Candidate,
-    reference: Reference,
-    arrays: Sequence[DeviceArray],
-    so_far: _SoFar,
+    candidate: Candidate, reference: Reference, arrays: Sequence[DeviceArray], so_far: _SoFar
 ) -> tuple[Any, float]:
     """Compare all parts and calls; return the output and the duration of the first call."""
     read, runner = candidate.adapter.read, reference.runner
