@@ -213,9 +213,7 @@ def test_mixtures_are_those_of_llama_cpp(layers: int) -> None:
 @other_rows
 @pytest.mark.parametrize("engine", ["numpy", "torch", "jax", "mlx"])
 @pytest.mark.parametrize("scheme", ["q8_0", "fp8"])
-def test_weights_are_quantized_while_they_are_loaded(
-    stories: Path, scheme: str, engine: str
-) -> None:
+def test_weights_are_quantized_while_loading(stories: Path, scheme: str, engine: str) -> None:
     pytest.importorskip({"mlx": "mlx.core"}.get(engine, engine))
     text = (stories / "golden.txt").read_text()
     exact = llm.load(stories, CPU)
@@ -226,9 +224,8 @@ def test_weights_are_quantized_while_they_are_loaded(
     assert not isinstance(layer["attention_norm"]["weight"], QuantizedWeight)
     if engine == "numpy":
         error = np.abs(dequantize(layer["qkv"]["weight"]) - before["qkv"]["weight"])
-        assert error.max() < np.abs(before["qkv"]["weight"]).max() / (
-            127 if scheme == "q8_0" else 30
-        )
+        steps = 127 if scheme == "q8_0" else 30
+        assert error.max() < np.abs(before["qkv"]["weight"]).max() / steps
     price = model.score(text).perplexity / exact.score(text).perplexity
     assert 0.98 < price < (1.01 if scheme == "q8_0" else 1.03)
 
