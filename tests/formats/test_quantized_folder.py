@@ -64,8 +64,7 @@ def test_numbers_are_those_of_the_package_that_wrote_them(path: Path) -> None:
 
 def test_every_method_was_recorded() -> None:
     with_float8 = {"fbgemm_fp8"}  # FBGEMM needs a card; its tensors are those of compressed-tensors
-    methods = {read(path).method for path in FILES}
-    assert methods == READERS.keys() - with_float8
+    assert {read(path).method for path in FILES} == READERS.keys() - with_float8
 
 
 def test_format_2_of_gptq_stores_zeros_as_they_are(tmp_path: Path) -> None:
