@@ -123,11 +123,21 @@ class _ConstantMemory:
         specs = [spec for constant in constants for spec in constant.arrays]
         sizes = [prod(shape) * np.dtype(dtype).itemsize for _, shape, dtype in specs]
         ends = list(accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
-        self.block = mmap.mmap(-1, max([*ends, 1]))
+        self.block = _private_memory(max([*ends, 1]))
         for (name, shape, dtype), start in zip(specs, [0, *ends], strict=False):
             self.arrays[name] = np.ndarray(shape, dtype, self.block, start)
         for constant in constants:
             constant.fill([self.arrays[name] for name, _, _ in constant.arrays])
+
+
+def _private_memory(size: int) -> mmap.mmap:
+    """Return memory that can be given back; on Linux in large pages, where the system has them."""
+    if sys.platform != "linux":
+        return mmap.mmap(-1, size)
+    block = mmap.mmap(-1, size, mmap.MAP_PRIVATE)  # the system keeps what could be shared
+    with suppress(OSError):
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return block
 
 
 @lru_cache(maxsize=64)
