@@ -195,9 +195,8 @@ def _order(raw: HostArray, place: Codes) -> HostArray:
     if place.bits == 4:
         words, half = _field(raw, place.start, place.stop), np.dtype((np.void, place.size // 2))
         packed = np.empty((words.nbytes // place.size, 2), half)
-        for number in range(2):
-            part = words >> np.uint32(4 * number)
-            part &= np.uint32(0x0F0F0F0F)
+        for number, shifted in enumerate((words, words >> np.uint32(4))):
+            part = shifted & np.uint32(0x0F0F0F0F)
             part |= part >> np.uint32(4)
             packed[:, number] = part.view("<u2").astype(np.uint8).reshape(-1).view(half)
         return packed.view(np.uint8).reshape(len(raw), -1)
