@@ -203,9 +203,9 @@ def _order(raw: HostArray, place: Codes) -> HostArray:
     codes = _spread(raw, place)
     if place.bits == 1:
         return np.packbits(codes, axis=-1, bitorder="little")
-    words, bits = codes.view(f"<u{8 // place.bits}"), place.bits
-    for width in (8 << n for n in range((8 // bits).bit_length() - 1)):
-        words |= words >> np.array((8 - bits) * width // 8, words.dtype)
+    words = codes.view(np.uint32)
+    words |= words >> np.uint32(6)
+    words |= words >> np.uint32(12)
     return words.astype(np.uint8)
 
 

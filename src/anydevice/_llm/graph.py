@@ -360,7 +360,6 @@ class GraphExecutor(Executor):
             (numbers, session(DecoderGraph(description, weights).layers(numbers)))
             for numbers in self._ranges()
         ]
-        trim_heap()
         join_pages(before)
 
     def _ranges(self) -> list[range]:

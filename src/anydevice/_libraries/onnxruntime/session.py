@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 _FOLDER = "session.model_external_initializers_file_folder_path"
 ALIGNMENT = 64
 """Bytes to which arrays are aligned."""
-_LARGE_PAGE, _MADV_COLLAPSE = 2**21, 25
-MOST_JOINED = 2**28
-"""Bytes of new memory up to which moving it to large pages takes little time."""
+_LARGE_PAGE, _MOST_PAGES, _MADV_COLLAPSE = 2**21, 128, 25
 
 
 @lru_cache(maxsize=1)
@@ -66,20 +64,15 @@ def large_pages() -> set[int]:
 
 
 def join_pages(before: set[int]) -> None:
-    """Put memory that was not there before into large pages, which are quicker to read.
-
-    Nothing changes on systems that cannot do this, nor for memory that takes long to move.
-    """
+    """Put memory that is new into large pages, which are quicker to read, if it moves quickly."""
     new = large_pages() - before
-    if not 0 < len(new) * _LARGE_PAGE <= MOST_JOINED:
-        return
-    madvise = ctypes.CDLL(None).madvise
-    for start in (page for page in new if page - 1 not in new):
-        end = start
-        while end in new:
-            end += 1
-        address, size = start * _LARGE_PAGE, (end - start) * _LARGE_PAGE
-        madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_COLLAPSE)
+    starts = [page for page in new if page - 1 not in new] if len(new) <= _MOST_PAGES else []
+    for start in starts:
+        size = _LARGE_PAGE
+        while start + size // _LARGE_PAGE in new:
+            size += _LARGE_PAGE
+        madvise = ctypes.CDLL(None).madvise
+        madvise(ctypes.c_void_p(start * _LARGE_PAGE), ctypes.c_size_t(size), _MADV_COLLAPSE)
 
 
 class Session:
@@ -155,21 +148,16 @@ class _ConstantMemory:
         specs = [spec for constant in constants for spec in constant.arrays]
         sizes = [prod(shape) * np.dtype(dtype).itemsize for _, shape, dtype in specs]
         ends = list(accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
-        self.block = _private_memory(max([*ends, 1]))
+        # Memory that could be shared would not be given back.
+        private = [mmap.MAP_PRIVATE] if sys.platform == "linux" else []
+        self.block = mmap.mmap(-1, max([*ends, 1]), *private)
+        if sys.platform == "linux":
+            with suppress(OSError):  # a system without large pages
+                self.block.madvise(mmap.MADV_HUGEPAGE)
         for (name, shape, dtype), start in zip(specs, [0, *ends], strict=False):
             self.arrays[name] = np.ndarray(shape, dtype, self.block, start)
         for constant in constants:
             constant.fill([self.arrays[name] for name, _, _ in constant.arrays])
-
-
-def _private_memory(size: int) -> mmap.mmap:
-    """Return memory that can be given back; on Linux in large pages, where the system has them."""
-    if sys.platform != "linux":
-        return mmap.mmap(-1, size)
-    block = mmap.mmap(-1, size, mmap.MAP_PRIVATE)  # the system keeps what could be shared
-    with suppress(OSError):
-        block.madvise(mmap.MADV_HUGEPAGE)
-    return block
 
 
 @lru_cache(maxsize=64)
