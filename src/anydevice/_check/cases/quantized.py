@@ -97,6 +97,13 @@ def _with_nan(draw: Draw) -> Call:
     return call(x, draw_weight(draw, "q4_0", 7, 64))
 
 
+def _nan_scale(draw: Draw) -> Call:
+    weight = draw_weight(draw, "q8_0", 7, 64)
+    scales: Any = weight.scales
+    scales[1, 1] = nan
+    return call(weight, dtype=draw.dtype.name)
+
+
 def _operations(made: Call) -> int:
     return 2 * size_of(made.arguments[0]) * int(made.arguments[1].shape[0])
 
@@ -146,6 +153,7 @@ _DEQUANTIZE = Row(
         Case("experts", _numbers("4 bits with a table", 3, 5, 64)),
         Case("some rows", _numbers("q6_k", 9, 256, rows=[[0, 8], [3, 3]])),
         Case("rows that do not exist", _numbers("q3_k", 9, 256, rows=[-1, 2, 9])),
+        Case("nan", _nan_scale),
         Case("one matrix of experts", _numbers("q8_0", 4, 3, 64, rows=[2])),
     ),
     FLOATS,

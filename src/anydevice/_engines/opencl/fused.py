@@ -46,6 +46,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "rope": rows.rope,
     "attention": attention,
     "quantized_linear": quantized.quantized_linear,
+    "dequantize": quantized.dequantize,
 }
 """The kernels by the names of their ops, called with all arguments of the op, in their order."""
 
@@ -56,11 +57,12 @@ _devices: dict[Any, str] = {}
 
 def _where_trusted(name: str, kernel: Callable[..., Array]) -> Callable[..., Any]:
     @wraps(kernel)
-    def run(x: Array, *others: Any) -> Any:
-        device = _devices.get(x.context)
+    def run(x: Any, *others: Any) -> Any:
+        array, dtype = (x, dtype_of(x).name) if isinstance(x, Array) else (x.codes, "float32")
+        device = _devices.get(array.context)
         if device is None:
-            device = _devices[x.context] = str(ENGINE.devices_of(x)[0])
-        trusted = trust.is_trusted(name, dtype_of(x).name, device)
+            device = _devices[array.context] = str(ENGINE.devices_of(array)[0])
+        trusted = trust.is_trusted(name, dtype, device)
         return kernel(x, *others) if trusted else NotImplemented
 
     return run
@@ -68,7 +70,6 @@ def _where_trusted(name: str, kernel: Callable[..., Array]) -> Callable[..., Any
 
 FUSED: Mapping[str, Callable[..., Any]] = {
     "argsort": lambda x, axis, descending: _sort_with_index(x, axis, descending)[1],
-    "dequantize": quantized.dequantize,
     "prod": lambda x, axes, keepdims: reductions.reduce("prod", x, axes, keepdims),
     "round": lambda x: computed("round", x),
     "sort": lambda x, axis, descending: _sort_with_index(x, axis, descending)[0],
