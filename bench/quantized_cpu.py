@@ -45,6 +45,10 @@ BARS = {"SmolLM2 Q4_1": (1.0, 2.0), "1.5B Q4_K_M": (0.75, 1.1)}
 """Decode and prompt, llama.cpp being 1."""
 MEMORY, LOAD = 1.6, 3.0
 """Resident memory in files and caches; seconds for each GB of a file to the first token."""
+PERPLEXITY = 0.005
+PAGES = "architecture computing language-models memory models proofs security several-devices"
+PAGE = 1024
+"""Tokens of each of these pages of the documentation that are scored."""
 
 
 def quantized(options: argparse.Namespace) -> Iterator[Row]:
@@ -57,18 +61,44 @@ def quantized(options: argparse.Namespace) -> Iterator[Row]:
             if file is None:
                 file = write_shape(Path(stack.enter_context(tempfile.TemporaryDirectory())))
             yield from beside_llama_cpp(name, file, options)
+    if options.only in "perplexity":
+        yield perplexity(options.model, options.threads)
+
+
+def perplexity(file: Path, threads: int) -> Row:
+    """Score pages with rounded activations, and with the numbers of the file in floats."""
+    import numpy as np
+
+    import anydevice
+    from anydevice import llm
+
+    anydevice.configure(threads=threads)
+    stored = llm.load(file, "cpu", context=PAGE, progress=False)
+    floats = llm.load(file, "cpu", context=PAGE, weights="float", progress=False)
+    docs = Path(__file__).parents[1] / "docs"
+    pages = [(docs / f"{name}.md").read_text("utf-8") for name in PAGES.split()]
+    texts = [stored.tokenizer.encode(page)[:PAGE] for page in pages]
+    pairs = [(stored.score(text).logprobs, floats.score(text).logprobs) for text in texts]
+    off = np.array([np.mean(np.subtract(*pair)) for pair in pairs])
+    price, error = np.expm1(-off.mean()), off.std(ddof=1) / len(off) ** 0.5
+    moved = np.mean([np.abs(np.subtract(*pair)).mean() for pair in pairs])
+    said = f"{100 * price:+.2f} % ± {100 * error:.2f} over {len(texts)} pages of {PAGE} tokens, "
+    said += f"log probabilities move by {moved:.3f} (bar {100 * PERPLEXITY} %)"
+    return "SmolLM2 Q4_1, perplexity", said, price <= PERPLEXITY
 
 
 def beside_llama_cpp(name: str, file: Path, options: argparse.Namespace) -> Iterator[Row]:
     decode_bar, prompt_bar = BARS[name]
     speeds: list[list[Any]] = []
+    large = file.stat().st_size > 5e8
+    runs = min(options.runs, 3) if large else options.runs
     with (
         process("anydevice", sys.executable, file, options) as ours,
         process("llama.cpp", options.peer_python, file, options) as theirs,
     ):
         sides = (ours, theirs)
         first = [ask(side, "load") for side in sides]
-        for turn in range(options.runs + (not options.cpu_time)):
+        for turn in range(runs + (not options.cpu_time)):
             answers = {}
             for number in (turn % 2, 1 - turn % 2):
                 time.sleep(0.3)  # threads of the one before still look for work
@@ -82,7 +112,7 @@ def beside_llama_cpp(name: str, file: Path, options: argparse.Namespace) -> Iter
         said = f"{one:.1f} tok/s, llama.cpp {other:.1f}: {ratio:.2f} × (bar {bar})"
         yield f"{name}, {key}", said, ratio >= bar
     size, cache = file.stat().st_size, first[0]["cache"]
-    small = size < 5e8  # then most of it does not grow with the file
+    small = not large  # then most of it does not grow with the file
     bars = ("no bar", "no bar") if small else (f"bar {MEMORY}", f"bar {LOAD}")
     ratio, other = (bytes_ / (size + cache) for bytes_ in memory)
     said = f"{memory[0] / 2**30:.2f} GiB, {ratio:.2f} of file and cache ({bars[0]}); llama.cpp "
@@ -267,9 +297,10 @@ def main() -> None:
     for line in sys.stdin:
         question, answer = line.strip(), dict[str, Any]()
         if question == "load":
-            began = time.perf_counter()
+            now = time.process_time if clock == "cpu" else time.perf_counter
+            began = now()
             answer = side.load(Path(file))
-            answer["seconds"] = time.perf_counter() - began
+            answer["seconds"] = now() - began
             answer["resting"] = peak("VmRSS") - base
         elif question == "memory":
             answer = {"bytes": peak() - base}

@@ -192,12 +192,20 @@ def _order(raw: HostArray, place: Codes) -> HostArray:
     """Return packed codes in their order."""
     if not place.size:
         return _field(raw, place.start, place.stop, np.uint8)
+    if place.bits == 4:
+        words, half = _field(raw, place.start, place.stop), np.dtype((np.void, place.size // 2))
+        packed = np.empty((words.nbytes // place.size, 2), half)
+        for number, shifted in enumerate((words, words >> np.uint32(4))):
+            part = shifted & np.uint32(0x0F0F0F0F)
+            part |= part >> np.uint32(4)
+            packed[:, number] = part.view("<u2").astype(np.uint8).reshape(-1).view(half)
+        return packed.view(np.uint8).reshape(len(raw), -1)
     codes = _spread(raw, place)
     if place.bits == 1:
         return np.packbits(codes, axis=-1, bitorder="little")
-    words, bits = codes.view(f"<u{8 // place.bits}"), place.bits
-    for width in (8 << n for n in range((8 // bits).bit_length() - 1)):
-        words |= words >> np.array((8 - bits) * width // 8, words.dtype)
+    words = codes.view(np.uint32)
+    words |= words >> np.uint32(6)
+    words |= words >> np.uint32(12)
     return words.astype(np.uint8)
 
 

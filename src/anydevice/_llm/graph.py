@@ -33,7 +33,7 @@ from anydevice._formats.load import (
 )
 from anydevice._formats.quantized import dequantize
 from anydevice._libraries.onnxruntime.graph import OWN, GraphMatrix, GraphWriter
-from anydevice._libraries.onnxruntime.session import Session, trim_heap
+from anydevice._libraries.onnxruntime.session import Session, join_pages, large_pages, trim_heap
 from anydevice._llm import decoder
 from anydevice._llm.description import Description, LayerDescription, Rope
 from anydevice._llm.generate import Executor, State, select_token
@@ -96,14 +96,14 @@ class DecoderGraph:
         return graph
 
     def head(self) -> GraphWriter:
-        """Return the graph from hidden states x (rows, hidden) to y, their logits."""
+        """Return the graph from hidden states x (rows, tokens, hidden) to y, their logits."""
         graph, description = self.graph, self.description
-        x = graph.input("x", ["rows", description.hidden])
+        x = graph.input("x", ["rows", "tokens", description.hidden])
         y = self._normalize(x, ("norm",))
         path = ("embedding",) if description.tied else ("head", "weight")
         bias = None if "head" not in description.biases else self.arrays(("head", "bias"))
         y = graph.product(y, self.matrices(path), bias)
-        graph.output("y", ["rows", description.vocabulary], y)
+        graph.output("y", ["rows", "tokens", description.vocabulary], y)
         return graph
 
     def _layer(self, number: int, x: str, added: str | None) -> tuple[str, str | None]:
@@ -353,12 +353,14 @@ class GraphExecutor(Executor):
             return made
 
         trim_heap()  # of what reading the header and the tokenizer took
+        before = large_pages()
         # The head is often the largest, so that it is in memory twice while nothing else is.
         self._head = session(DecoderGraph(description, weights).head())
         self.sections = [
             (numbers, session(DecoderGraph(description, weights).layers(numbers)))
             for numbers in self._ranges()
         ]
+        join_pages(before)
 
     def _ranges(self) -> list[range]:
         """Return the layers of each graph."""
@@ -426,7 +428,7 @@ class GraphExecutor(Executor):
         if bound is None:
             x = np.empty((rows, self.description.hidden), np.float32)
             y = np.empty((rows, self.description.vocabulary), np.float32)
-            bound = x, y, self._head.bind({"x": x}, {"y": y})
+            bound = x, y, self._head.bind({"x": x[None]}, {"y": y[None]})
         self._bound_heads = {rows: bound} if rows <= MOST_KEPT else {}
         bound[0][...] = hidden
         bound[2]()
