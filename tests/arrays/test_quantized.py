@@ -28,13 +28,8 @@ def weight(scheme: str = "q4_k") -> QuantizedWeight:
 
 def assert_same_weight(a: Any, b: QuantizedWeight) -> None:
     assert isinstance(a, QuantizedWeight)
-    assert (a.scheme, a.shape, a.bits, a.zero, a.table) == (
-        b.scheme,
-        b.shape,
-        b.bits,
-        b.zero,
-        b.table,
-    )
+    for field in ("scheme", "shape", "bits", "zero", "table"):
+        assert getattr(a, field) == getattr(b, field)
     assert a.arrays.keys() == b.arrays.keys()
     for name, x in b.arrays.items():
         assert_same_values(a.arrays[name], x, because=COPIED)
@@ -44,13 +39,19 @@ def assert_same_weight(a: Any, b: QuantizedWeight) -> None:
 def test_weights_are_moved_and_stay_tied(name: str) -> None:
     engine = pytest.importorskip("anydevice") and registry.load(name)
     device = anydevice.device("opencl" if name == "opencl" else "cpu", engine=name)
-    tree = {"embedding": weight(), "head": None, "rest": [np.ones(3, np.float32)]}
+    table = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
+    views = weight("q8_0").with_arrays({"scales": table})  # shares memory with a plain array
+    tree = {"embedding": weight(), "head": None, "views": views, "rest": [table[:2]]}
     tree["head"] = tree["embedding"]
     there = anydevice.to_device(tree, device)
     assert there["head"] is there["embedding"]
     assert all(engine.owns(x) for x in there["head"].arrays.values())
     assert anydevice.device_of(there["head"]) == device
-    assert_same_weight(anydevice.to_numpy(there)["head"], weight())
+    cast = anydevice.to_device(tree, device, dtype="float16")
+    for moved in map(anydevice.to_numpy, (there, cast)):
+        assert_same_weight(moved["head"], weight())
+        assert_same_weight(moved["views"], views)
+    assert anydevice.to_numpy(cast)["rest"][0].dtype == np.float16
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

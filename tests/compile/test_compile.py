@@ -429,7 +429,7 @@ def test_examples_are_given_by_place_or_by_name() -> None:
     assert compiled.report.checked is not None
     assert_close(compiled(X, scale=2.0), 2 * X, terms=1)
     made = [each.shapes for each in compiled.report.made]
-    assert made.count("(5, 16) float32") == 2, "by name and by place are two forms"
+    assert made.count("(5, 16) float32") == 3, "by name, by place, and with another scale"
     assert compiled.report.unverified == ("(5, 16) float32, called otherwise",)
     assert len(compiled.warm_up({"x": X, "scale": 2.0}).made) == len(made)
     of_a_dict = anydevice.compile(first, here, verify={"x": X})

@@ -57,33 +57,21 @@ def numbers_of(path: Path) -> Any:
 def test_numbers_are_those_of_the_package_that_wrote_them(path: Path) -> None:
     weight = unpack(read(path))
     assert_close(dequantize(weight), numbers_of(path), terms=4)
-    columns = weight.shape[-1]
-    packed = columns * weight.bits / 8
-    assert (
-        sum(weight.arrays[name].shape[-1] for name in ("codes", "high") if name in weight.arrays)
-        == packed
-    )
-    assert all(
-        array.shape[-1] == columns / weight.block
-        for name, array in weight.arrays.items()
-        if name in ("scales", "minimums")
-    )
+    columns, sizes = weight.shape[-1], {name: x.shape[-1] for name, x in weight.arrays.items()}
+    assert sizes["codes"] + sizes.get("high", 0) == columns * weight.bits / 8
+    assert sizes["scales"] == sizes.get("minimums", sizes["scales"]) == columns / weight.block
 
 
 def test_every_method_was_recorded() -> None:
     with_float8 = {"fbgemm_fp8"}  # FBGEMM needs a card; its tensors are those of compressed-tensors
-    methods = {read(path).method for path in FILES}
-    assert methods == READERS.keys() - with_float8
+    assert {read(path).method for path in FILES} == READERS.keys() - with_float8
 
 
 def test_format_2_of_gptq_stores_zeros_as_they_are(tmp_path: Path) -> None:
     path = change(tmp_path, "gptq-4-zeros", lambda t: t["layer.qzeros"].__iadd__(0x11111111))
     weight = unpack(read(path, checkpoint_format="gptq_v2"))
-    assert_same_bits(
-        dequantize(weight),
-        dequantize(unpack(read(RECORDED / "gptq-4-zeros.safetensors"))),
-        because=COPIED,
-    )
+    other = unpack(read(RECORDED / "gptq-4-zeros.safetensors"))
+    assert_same_bits(dequantize(weight), dequantize(other), because=COPIED)
 
 
 def test_one_expert_is_read_as_a_matrix() -> None:
@@ -93,9 +81,8 @@ def test_one_expert_is_read_as_a_matrix() -> None:
 
 def test_columns_out_of_order_are_refused_and_widened(tmp_path: Path) -> None:
     order = np.random.default_rng(0).permutation(128)
-    path = change(
-        tmp_path, "gptq-4", lambda t: t.update({"layer.g_idx": (order // 32).astype("int32")})
-    )
+    groups = (order // 32).astype("int32")
+    path = change(tmp_path, "gptq-4", lambda t: t.update({"layer.g_idx": groups}))
     with pytest.raises(UnsupportedError, match=r"desc_act.*weights='float'"):
         read(path)
     header = read_header(path)
@@ -103,11 +90,9 @@ def test_columns_out_of_order_are_refused_and_widened(tmp_path: Path) -> None:
     tensor = quantized_tensors(header.entries, "gptq", settings, path)["layer.weight"]
     assert isinstance(tensor, QuantizedTensor)
     weight = unpack(read(RECORDED / "gptq-4.safetensors"))
-    scales = weight.scales[:, order // 32]
-    codes = numbers_of(RECORDED / "gptq-4.safetensors") / np.repeat(
-        weight.scales.astype("f4"), 32, -1
-    )
-    assert_close(read_floats(tensor), np.round(codes) * scales.astype("f4"), terms=2)
+    scales = weight.scales.astype("f4")
+    codes = numbers_of(RECORDED / "gptq-4.safetensors") / np.repeat(scales, 32, -1)
+    assert_close(read_floats(tensor), np.round(codes) * scales[:, groups], terms=2)
 
 
 def change(folder: Path, name: str, alter: Callable[[dict[str, Any]], object]) -> Path:
@@ -122,6 +107,10 @@ def change(folder: Path, name: str, alter: Callable[[dict[str, Any]], object]) -
 
 def without(name: str) -> Callable[[dict[str, Any]], object]:
     return lambda tensors: tensors.pop(name)
+
+
+def without_groups(tensors: dict[str, Any]) -> None:
+    tensors["layer.weight_scale"] = tensors["layer.weight_scale"].reshape(-1, 1)[:, :0].copy()
 
 
 def shorter(name: str) -> Callable[[dict[str, Any]], object]:
@@ -149,6 +138,7 @@ def filled(name: str, value: float) -> Callable[[dict[str, Any]], object]:
         ("int4-group", filled("layer.weight_scale", -np.inf), "weight_scale.*NaN or infinite"),
         ("int4-zeros", shorter("layer.weight_zero_point"), "layer.weight_zero_point"),
         ("int8-channel", shorter("layer.weight_scale"), "layer.weight_scale"),
+        ("int8-channel", without_groups, "layer.weight_scale.*0 groups do not divide"),
         ("mxfp4", shorter("layer.down_proj_scales"), "layer.down_proj_scales"),
         ("mxfp4", filled("layer.down_proj_scales", 255), "layer.down_proj_scales.*NaN"),
         ("bnb-int8", filled("layer.SCB", np.nan), "layer.SCB.*NaN or infinite"),
@@ -172,6 +162,7 @@ def test_damaged_tensors_are_named(tmp_path: Path, file: str, alter: Any, words:
         ("awq", {"version": "gemv"}, "only version 'gemm'"),
         ("int4-group", {"format": "marlin-24"}, "format 'marlin-24'"),
         ("int4-group", {"transform_config": {"a": 1}}, "transforms"),
+        ("int4-group", {"sparsity_config": "2:4"}, "sparse weights"),
         ("int4-group", {"quant_method": "aqlm"}, "'aqlm' are not read; known are gptq"),
     ],
 )

@@ -23,7 +23,7 @@ from anydevice.cli.main import main
 from anydevice.errors import TransferError
 from tests.comparing import assert_close, assert_same_integers
 from tests.llm.families import CASES, TOKENS, Reference, reference_of, skip_unless_listed
-from tests.llm.quantized_files import write_folders
+from tests.llm.quantized_files import METHODS, write_folders
 from tests.llm.test_quantize import with_tokenizer
 from tests.llm.test_quantized import SIZES, random_state
 
@@ -198,6 +198,15 @@ def test_a_quantized_model_is_as_good_as_its_numbers(file: Path) -> None:
     assert_close(dequantized(leaf), dequantized(leaves(floats.parameters)[0]), terms=2)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_quantized_folder_is_as_good_as_its_numbers(method: str, tmp_path: Path) -> None:
+    """By an engine instead, for levels and blocks that onnxruntime does not multiply."""
+    folder = with_tokenizer(write_folders(tmp_path, SIZES, random_state(), method)[0])
+    model, exact = llm.load(folder, "cpu"), llm.load(folder, "cpu", activations="exact")
+    ids = [7 * number % 97 for number in range(1, 60)]
+    assert model.score(ids).perplexity == pytest.approx(exact.score(ids).perplexity, rel=0.01)
+
+
 def dequantized(x: Any) -> Any:
     return dequantize(x) if isinstance(x, QuantizedWeight) else x
 
@@ -214,8 +223,7 @@ def test_exact_activations_give_the_same_text_on_every_engine(file: Path) -> Non
         assert model.executor == engine
         texts[engine] = model.generate(PROMPT, 40, temperature=0.8, top_p=0.95, seed=3).text
     assert len(set(texts.values())) == 1, texts
-    exact = llm.load(file, "cpu", activations="exact")
-    assert exact.executor != "onnxruntime"
+    assert llm.load(file, "cpu", activations="exact").executor != "onnxruntime"
 
 
 def test_an_engine_that_is_named_is_obeyed(file: Path) -> None:
@@ -235,8 +243,7 @@ def test_without_onnxruntime_the_op_computes(file: Path, monkeypatch: pytest.Mon
 
 
 def test_commands_name_the_executor(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["chat", str(file), "--device", "cpu", "--prompt", PROMPT]
-    command += ["--max-tokens", "3"]
+    command = ["chat", str(file), "--device", "cpu", "--prompt", PROMPT, "--max-tokens", "3"]
     assert main(command) == 0
     assert "On cpu with onnxruntime, because" in capsys.readouterr().err
     assert main([*command, "--json"]) == 0

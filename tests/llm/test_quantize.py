@@ -25,7 +25,7 @@ from anydevice._llm.description import describe
 from anydevice._llm.tokenizer import SPLITTINGS, Tokenizer
 from anydevice._llm.weights import load_parameters
 from anydevice._plan.config import read_config
-from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
+from anydevice.errors import ConfigurationError, TransferError, UnsupportedError, VerificationError
 from tests.comparing import assert_close
 from tests.programs import run_python
 
@@ -213,9 +213,7 @@ def test_mixtures_are_those_of_llama_cpp(layers: int) -> None:
 @other_rows
 @pytest.mark.parametrize("engine", ["numpy", "torch", "jax", "mlx"])
 @pytest.mark.parametrize("scheme", ["q8_0", "fp8"])
-def test_weights_are_quantized_while_they_are_loaded(
-    stories: Path, scheme: str, engine: str
-) -> None:
+def test_weights_are_quantized_while_loading(stories: Path, scheme: str, engine: str) -> None:
     pytest.importorskip({"mlx": "mlx.core"}.get(engine, engine))
     text = (stories / "golden.txt").read_text()
     exact = llm.load(stories, CPU)
@@ -226,9 +224,8 @@ def test_weights_are_quantized_while_they_are_loaded(
     assert not isinstance(layer["attention_norm"]["weight"], QuantizedWeight)
     if engine == "numpy":
         error = np.abs(dequantize(layer["qkv"]["weight"]) - before["qkv"]["weight"])
-        assert error.max() < np.abs(before["qkv"]["weight"]).max() / (
-            127 if scheme == "q8_0" else 30
-        )
+        steps = 127 if scheme == "q8_0" else 30
+        assert error.max() < np.abs(before["qkv"]["weight"]).max() / steps
     price = model.score(text).perplexity / exact.score(text).perplexity
     assert 0.98 < price < (1.01 if scheme == "q8_0" else 1.03)
 
@@ -240,13 +237,18 @@ def test_a_file_of_floats_is_quantized_as_the_folder_is(stories: Path, tmp_path:
     file = llm.quantize(stories, tmp_path / "f16.gguf", "f16").path
     one, other = (llm.load(path, CPU, weights="q4_0") for path in (stories, file))
     for path in (file, stories):
-        assert (
-            llm.load(path, CPU, weights="q8_0")
-            .generate(PROMPT, 30)
-            .text.startswith(", there was a little girl named Lily.")
-        )
+        reply = llm.load(path, CPU, weights="q8_0").generate(PROMPT, 30)
+        assert reply.text.startswith(", there was a little girl named Lily.")
     assert one.parameters["layers"][0]["qkv"]["weight"].scheme == "q4_0"
     assert abs(one.score(text).perplexity / other.score(text).perplexity - 1) < 0.02
+
+
+@other_rows
+def test_a_norm_that_is_not_finite_is_named_beside_quantized_weights(stories: Path) -> None:
+    model = llm.load(stories, CPU, weights="q4_0")
+    model.parameters["norm"]["weight"][3] = np.nan
+    with pytest.raises(VerificationError, match=r"the weight norm\.weight has such numbers"):
+        model.generate(PROMPT, 3)
 
 
 def test_other_rows_are_said_once(stories: Path) -> None:

@@ -218,16 +218,15 @@ def test_no_other_engine_and_no_other_process_is_taken(monkeypatch: pytest.Monke
     data, module = nn.Batches(X, Y, size=50), torch.nn.Linear(8, 3)
     model = nn.build(nn.Dense(8, 3), device=TORCH)
     rest = nn.SGD(0.1), data, cross_entropy
+    words = "torch trains this model, and jax drives devices="
     with pytest.raises(UnsupportedError, match="torch drives one device a process"):
         nn.Training(module, *rest, devices=TWO)
-    with pytest.raises(
-        ConfigurationError, match="torch trains this model, and jax drives devices="
-    ):
+    with pytest.raises(ConfigurationError, match=words):
         nn.Training(module, *rest, devices=JAX)
-    with pytest.raises(
-        ConfigurationError, match="torch trains this model, and jax drives devices="
-    ):
+    with pytest.raises(ConfigurationError, match=words):
         nn.Training(model, *rest, devices=parallel.Mesh(TWO))
+    with pytest.raises(ConfigurationError, match="devices=: '3' does not name a device"):
+        nn.train(module, data, nn.SGD(0.1), cross_entropy, epochs=1, devices=["cpu:0", 3])
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError, match="this is one of several processes"):

@@ -79,8 +79,8 @@ def to_device(
     >>> anydevice.to_device({"weight": numpy.ones(3), "name": "layer"}, "cpu")["name"]
     'layer'
 
-    Floating arrays are cast to `dtype`, a name or a library's own dtype; integers, booleans and
-    complex numbers stay as they are. Numbers too large for it become infinite.
+    Floating arrays are cast to `dtype`, a name or a library's own dtype; integers, booleans,
+    complex numbers and quantized weights stay as they are. Numbers too large become infinite.
 
     >>> tree = {"weight": numpy.ones(2), "ids": numpy.arange(2)}
     >>> anydevice.to_device(tree, anydevice.device("cpu", engine="numpy"), dtype="float16")
@@ -303,7 +303,7 @@ class _Move:
         target, moved = self.target, list(values)
         from_host: list[int] = []
         together = self._sharing(values, self.leaves) if self.copy and self.leaves else []
-        done = {view.position for shared in together for view in shared.views}
+        done = {view.position for shared in together for view in shared.views} if together else ()
         if self.dtype is not None:
             self._cast(moved, [n for n in range(len(moved)) if n not in done], ahead=True)
         for position, value in enumerate(tuple(moved)):
@@ -329,8 +329,8 @@ class _Move:
         self._upload(moved, from_host)
         if self.dtype is not None:
             self._cast(moved, [n for n in range(len(moved)) if n not in done], ahead=False)
-        bare = _Move(target, self.convert, self.copy, self.narrow, None, None)
         for shared in together:
+            bare = _Move(target, self.convert, self.copy, self.narrow, None, None)
             try:
                 (memory,) = bare.all([shared.memory])
             except Exception as error:
@@ -345,16 +345,17 @@ class _Move:
             value = moved[position]
             owner = _owner(value)
             try:
-                if (dtype := self._other_dtype(value, owner)) is None:
+                leaf = self.leaves[position] if self.leaves else None
+                if (dtype := self._other_dtype(value, owner, leaf)) is None:
                     continue
                 if not ahead or dtype.itemsize <= owner.dtype_of(value).itemsize:
                     moved[position] = cast(value, owner, dtype)
             except Exception as error:
                 _raise_named(self.leaves, position, error, self.target.device)
 
-    def _other_dtype(self, value: Array, owner: Engine) -> DType | None:
+    def _other_dtype(self, value: Array, owner: Engine, leaf: Leaf | None) -> DType | None:
         """Return the dtype that an array is cast to; `None` if it stays as it is."""
-        if self.dtype is None or owner.is_meta(value):
+        if self.dtype is None or owner.is_meta(value) or (leaf and leaf.is_quantized):
             return None
         own = owner.dtype_of(value)
         return None if own.kind != "float" or own == self.dtype else self.dtype
@@ -389,12 +390,12 @@ class _Move:
         ]
 
     def _must_move(self, value: Array, leaf: Leaf, owner: Engine) -> bool:
-        if not owner.has_views:
+        if not owner.has_views or (self.dtype is not None and leaf.is_quantized):
             return False
         if getattr(value, "requires_grad", False) and not leaf.kept:
             return False  # a gradient has to flow through the copy of this very array
         is_there = self._stays(owner) and owner.devices_of(value) == (self.target.device,)
-        return not is_there or self._other_dtype(value, owner) is not None
+        return not is_there or self._other_dtype(value, owner, leaf) is not None
 
     def _within_library(self, value: Array, owner: Engine, position: int) -> Array:
         target, places = self.target, owner.devices_of(value)
@@ -421,7 +422,7 @@ class _Move:
         """Replace the host arrays at these positions by arrays of the target's engine."""
         target, failed_at = self.target, [0]
         try:
-            arrays = [moved[position] for position in positions]
+            arrays = list(map(moved.__getitem__, positions))
             placed = upload(arrays, target.engine, target.device, self.narrow, failed_at)
         except Exception as error:
             _raise_named(self.leaves, positions[failed_at[-1]], error, target.device)

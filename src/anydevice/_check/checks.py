@@ -142,7 +142,7 @@ def run_twice(trial: Trial, engine: Engine, device: Device) -> str | Difference 
 def run_draw(
     trial: Trial, engine: Engine, device: Device, ends: float = inf
 ) -> str | Difference | None:
-    """Run a trial; say what is wrong of a call made smaller (delta debugging: Zeller, 1999)."""
+    """Run a trial; describe a fault in the smallest such call (delta debugging: Zeller, 1999)."""
     problem = run(trial, engine, device)
     ends = min(ends, time.monotonic() + SHRINKING_SECONDS)
     sizes = {size for x in trial.call.arrays() for size in x.shape if size > 1 and problem}

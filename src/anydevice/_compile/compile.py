@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from anydevice._arrays.memory.out_of_memory import raise_if_oom
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 Key = tuple[versions.CallSignature, Any]
 """The key of compiled code: the signature of a call, and the shapes and dtypes of its arrays."""
 
+_KIND = attrgetter("shape", "dtype")
 OPTIMIZATIONS = ("none", "default", "aggressive")
 MOST_SHAPES = 32
 """Limit of sets of shapes and dtypes that a model is compiled for; others run as written."""
@@ -356,7 +358,7 @@ class Compiled:
         self._adapter.check_inputs(*signature.filled(arrays))
         # `narrow`: floating inputs are cast to the policy's dtype anyway.
         placed = [to_device(x, self.device, convert=True, narrow=True) for x in arrays]
-        key = signature, tuple([(x.shape, x.dtype) for x in placed])
+        key = signature, tuple(map(_KIND, placed))
         ready = self._ready.get(key)
         try:
             if ready is None:

@@ -68,6 +68,7 @@ _COMPILES_AGAIN = 5.0
 _SECONDS = 2.0
 """Seconds that other inputs may take longer than the example."""
 _LARGEST_FLOAT16, _LARGEST_FLOAT32, _MASK = 65504.0, 3.4e38, 1e300  # above it: masks
+_WITH_STRIDES, _WITH_BOUNDS = ("numpy", "torch", "cupy"), ("numpy", "torch", "jax")
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 _CONSTANTS = (str, bytes, type(None), Enum)
 _SHAPE = attrgetter("shape")
@@ -178,8 +179,8 @@ class Part:
         """Whether both are equal; NaN equals NaN."""
         if not self.is_like(other) or self.constants != other.constants:
             return False
-        pairs = ((x, other.arrays[path]) for path, x in self.arrays.items())
-        return all(np.array_equal(x, y, equal_nan=True) for x, y in pairs)
+        others = map(other.arrays.__getitem__, self.arrays)
+        return all(map(partial(np.array_equal, equal_nan=True), self.arrays.values(), others))
 
 
 class Reference(Record):
@@ -221,6 +222,7 @@ class _SoFar:
         self.resolution = np.inf
         self.shapes: list[str] = []
         self.is_drawn = False
+        self.first: tuple[Any, ...] = ()  # output, part, reference and inputs of the example
         self.first_nan: VerificationError | None = None
 
 
@@ -258,7 +260,7 @@ def verify_model(
             raise _nothing_compared("the output of the model holds no array with elements")
         _check_weights(adapter.weights(), original.digests, reference.rewritten)
         so_far = _SoFar()
-        output, seconds = _check_calls(candidate, reference, signature, arrays, so_far)
+        output, seconds = _check_calls(candidate, reference, arrays, so_far)
         example = named or (given[0] if len(given) == 1 else given)
         holding = check_properties(example, output, properties) if properties else ()
         verified = [hosts]
@@ -266,12 +268,12 @@ def verify_model(
         sampler = Sampler(hosts, seed, run, reference)
         so_far.is_drawn = True
         drawing = time.perf_counter()
-        for drawn, other in sampler.inputs(compiles=candidate.compiler is not None):
-            is_new = list(map(np.shape, drawn)) != list(map(np.shape, hosts))
+        for drawn, other in sampler.inputs():
+            is_new = [*map(np.shape, drawn), run.signature] != [*map(np.shape, hosts), signature]
             if is_new and candidate.compiler is not None and seconds >= _COMPILES_AGAIN:
                 break
             try:
-                seconds += _check_calls(candidate, other, signature, drawn, so_far)[1]
+                seconds += _check_calls(candidate, other, drawn, so_far)[1]
             except VerificationError as error:
                 inputs_text = f"The inputs, {shapes_text(drawn)}, were drawn with seed={seed}"
                 raise _restate(error, f"{error}. {inputs_text}") from error
@@ -297,25 +299,32 @@ def verify_model(
 
 
 def _check_calls(
-    candidate: Candidate,
-    reference: Reference,
-    signature: CallSignature,
-    arrays: Sequence[DeviceArray],
-    so_far: _SoFar,
+    candidate: Candidate, reference: Reference, arrays: Sequence[DeviceArray], so_far: _SoFar
 ) -> tuple[Any, float]:
     """Compare all parts and calls; return the output and the duration of the first call."""
-    read = candidate.adapter.read
-    move = partial(to_device, device=candidate.device, convert=True, narrow=True)
-    placed = list(map(move, arrays))
-    trace = partial(_parts_of, candidate, signature, placed)
+    read, runner = candidate.adapter.read, reference.runner
+    move: Any = partial(to_device, device=candidate.device, convert=True, narrow=True)
+    before = list(map(np.array, reference.inputs))
+    moved = map(partial(_place_turned, move) if runner.turns else move, arrays)
+    by_id = dict(zip(map(id, arrays), moved, strict=True))
+    placed = list(map(by_id.__getitem__, map(id, arrays)))
+    trace = partial(_parts_of, candidate, runner.signature, placed)
     if not so_far.is_drawn and len(reference.exact) > 1:
         _check_parts(trace(), reference, candidate.tolerance, so_far)
-    given, named = signature.filled(placed)
+    given, named = runner.signature.filled(placed)
     began = time.perf_counter()
-    output = candidate.run(*given, **named)
+    try:
+        output = candidate.run(*given, **named)
+    except Exception:
+        if not runner.turns:
+            raise
+        runner.turns = False  # it may take no views
+        return _check_calls(candidate, reference, arrays, so_far)
     first = Part("the output", output, read)
     seconds = time.perf_counter() - began
     _check_output(candidate, first, trace, reference, so_far)
+    if not all(map(_is_equal, map(read, placed), before)):
+        _refuse_effect("the call changes its inputs", reference, reference)
     for _ in range(0 if so_far.is_drawn else _CALLS - 1):
         again = candidate.run(*given, **named)
         host = read(again) if "" in first.arrays else None
@@ -324,7 +333,52 @@ def _check_calls(
         if not (other := Part("the output", again, read)).is_same(first):
             _check_output(candidate, other, trace, reference, so_far)
     so_far.shapes.append(shapes_text(placed))
+    if not so_far.is_drawn:
+        so_far.first = output, first, reference, placed
+    elif so_far.first and len(by_id) == len(placed):
+        _check_effects(candidate, trace, reference, so_far)
+        so_far.first = ()
     return output, seconds
+
+
+def _place_turned(move: Callable[[Array], Any], x: Array) -> Any:
+    """Return an array on the device with its channels, or its last axis but one, last in memory."""
+    if x.ndim == 4:
+        return move(np.moveaxis(x, 1, -1).copy()).swapaxes(1, 3).swapaxes(2, 3)
+    return move(x.swapaxes(-2, -1).copy()).swapaxes(-2, -1) if x.ndim > 1 else move(x)
+
+
+def _is_equal(here: Any, before: Array) -> bool:
+    """Whether an array has the same numbers as before its move, which may have narrowed it."""
+    with np.errstate(all="ignore"):
+        return np.array_equal(here, before.astype(here.dtype), equal_nan=here.dtype.kind in "fcV")
+
+
+def _check_effects(
+    candidate: Candidate, trace: Trace, reference: Reference, so_far: _SoFar
+) -> None:
+    """Check the output of the example after a later call, then give its numbers in those arrays."""
+    output, first, example, own = so_far.first
+    read, (signature, placed) = candidate.adapter.read, trace.args[-2:]
+    if not Part("the output", output, read).is_same(first):
+        _refuse_effect("a later call changes the output of the first", example, reference)
+    if so_far.shapes[0] != so_far.shapes[-1]:
+        return
+    try:
+        for x, y in zip(placed, own, strict=True):
+            x[...] = y
+    except Exception:  # the arrays of JAX do not change
+        return
+    given, named = signature.filled(placed)
+    again = Part("the output", candidate.run(*given, **named), read)
+    if not again.is_same(first):
+        _check_output(candidate, again, trace, example, so_far)
+
+
+def _refuse_effect(what: str, first: Reference, second: Reference) -> None:
+    """Raise `VerificationError` unless the model as written has such an effect too."""
+    if not first.runner.model().has_effects(first.inputs, second.inputs):
+        raise VerificationError(f"{what}; the model as written does not", where="the output")
 
 
 def _restate(error: VerificationError, text: str, where: str | None = None) -> VerificationError:
@@ -440,8 +494,10 @@ class _ReferenceRunner:
         self._dtype = ""
         self._dtypes: tuple[str, ...] = ("float64", "float32")
         self._models: dict[tuple[str, int | None], _ReferenceModel] = {}
-        self.size = sum(map(prod, map(_SHAPE, adapter.weights().values())))
+        self.shapes = list(map(_SHAPE, adapter.weights().values()))
+        self.size = sum(map(prod, self.shapes))
         self._reuses = self.size < 2**24
+        self.turns = False  # whether inputs are given as views
 
     def __call__(self, inputs: Sequence[Array], *, repeats: bool = True) -> Reference:
         """Return the reference for these inputs; with `repeats`, check that two runs agree."""
@@ -483,7 +539,7 @@ class _ReferenceModel:
     """A copy on the CPU; a `seed` changes weights, inputs and parts' outputs by rounding."""
 
     def __init__(self, runner: _ReferenceRunner, dtype: str, seed: int | None = None) -> None:
-        self._signature, self._dtype = runner.signature, dtype
+        self._runner, self._dtype = runner, dtype
         self._tolerance = None if seed is None else runner.tolerance
         self._draw = np.random.default_rng(seed or 0)
         self._parts: list[Part] = []
@@ -495,9 +551,19 @@ class _ReferenceModel:
         self._parts, self.largest = [], 0.0
         place = self.adapter.reference_input
         with self.adapter.scope(), np.errstate(all="ignore"):
-            given, named = self._signature.filled(list(map(place, map(self._prepare, inputs))))
-            output = self.adapter.traced(self._record, *given, **named)
+            self._placed = list(map(place, map(self._prepare, inputs)))
+            given, named = self._runner.signature.filled(self._placed)
+            self._output = output = self.adapter.traced(self._record, *given, **named)
         return (*self._parts, Part("the output", output, self.adapter.read))
+
+    def has_effects(self, inputs: Sequence[Array], others: Sequence[Array]) -> bool:
+        """Whether a call changes its inputs, or one with `others` the output of the first."""
+        before = list(map(np.array, inputs))
+        first, read = self.run(inputs)[-1], self.adapter.read
+        output = self._output
+        changes = not all(map(_is_equal, map(read, self._placed), before))
+        self.run(others)
+        return changes or not Part("the output", output, read).is_same(first)
 
     def _record(self, name: str, value: Any) -> Any:
         """Record the output of a part; return the input of the next part."""
@@ -698,9 +764,10 @@ def _check_finite(
 
 # Inputs drawn from an example
 
-_LEVELS = ("wide ±0", "wide ±", "wide", "near ±", "near", "same")
+_LEVELS = ("vast ±0", "wide ±0", "wide ±", "wide", "near ±", "near", "same")
 """How far numbers are from the example, wildest first; some with other signs, and zeros."""
 _POWERS = {
+    "vast": [(0, 0), (-7, -1), (-20, -10), (4, 5), (8, 20), (-20, 11)],
     "wide": [(0, 0), (-7, -1), (-20, -10), (4, 5), (8, 11), (-20, 11)],
     "near": [(0, 0), (-1, 0), (-4, -1), (0, 1), (1, 2), (-4, 2)],
 }
@@ -732,12 +799,20 @@ class Sampler:
         self._shifts = ["shifted"] * reference.is_fine
         is_narrow = run.tolerance.smallest > _TINY
         has_order = any(x.dtype.kind == "i" for x in outputs)  # zeros have none
-        first = 3 if is_narrow else int(has_order)
-        self._levels = _LEVELS[first if any(map(_is_floating, example)) else -2 :]
+        has_numbers = any(map(_is_floating, example))
+        levels = _LEVELS[(4 if is_narrow else 2 * has_order) if has_numbers else -2 :]
+        special = [f"{levels[0]} special"] * (has_numbers and not has_order)
+        emptied = [f"{levels[0]} emptied"] * any(map(_is_mask, example))
+        self._levels = (*special, *emptied, *levels)
+        integers = [x for x in example if x.dtype.kind in "iu" and x.size and not _is_mask(x)]
+        most = max([int(x.max()) for x in integers], default=2**63) + 1
+        shapes = run.shapes if run.engine in _WITH_BOUNDS and integers else ()
+        sizes = {shape[0] for shape in shapes if len(shape) == 2 and shape[0] > most}
+        self._tables = sorted(sizes, reverse=True)
         self._largest = (_LARGEST_FLOAT16 if is_narrow else _LARGEST_FLOAT32) / 16
 
-    def inputs(self, *, compiles: bool) -> Iterator[Sample]:
-        """Yield inputs that the model accepts, and their references."""
+    def inputs(self) -> Iterator[Sample]:
+        """Yield inputs that the model accepts, and their references; the runner has how to call."""
         own, many = self._rows, 4 * int(self._draw.integers(25, 33)) + 2  # in no tile as a whole
         if same := self._draw_sample(own):
             yield same
@@ -748,12 +823,24 @@ class Sampler:
         widths = [(at, x.ndim - 1) for at, x in arrays if _is_floating(x) and x.ndim < 4]
         inner = [axes for axes in lengths if axes[-1] not in widths]
         longer = [(how, lengths) for how in ("long", "double", "next") if lengths]
-        for plan in (
+        several = len(self._example) > 1
+        sizes = sorted({n for x in self._example for n in x.shape[1:] if 1 < n < 128 and n != own})
+        plans: tuple[list[Any], ...] = (
             [*[(1, *x) for x in longer], (1,), *[(own, *x) for x in longer]],
             [*[(3, "single", inner[:1], x) for x in self._shifts], (3, "single", inner[:1]), (3,)],
             [(own, "short", inner)] if inner else [],
-        ):
+            [(own, "twice")] if several else [],
+            [(size,) for size in sizes] if several else [],
+            [(own, f"below {size}") for size in self._tables],
+        )
+        for place, plan in enumerate(plans):
+            self._run.turns = place in (1, 2) and self._run.engine in _WITH_STRIDES
             yield from islice(filter(None, starmap(self._draw_sample, plan)), 1)
+        signature = self._run.signature
+        constants = tuple((at, x.changed()) for at, x in signature.constants)
+        if constants != signature.constants:
+            self._run.signature = replace(signature, constants=constants)
+            yield from filter(None, [self._draw_sample(own, "same")])
 
     def _groups(self) -> list[Axes]:
         """Return the axes that may be lengths: those of one size, and all but one of them."""
@@ -770,10 +857,11 @@ class Sampler:
     ) -> Sample | None:
         """Return inputs with other sizes, and their reference; None if the model refuses them."""
         places = enumerate(self._example)
+        self._most = int(how.split()[1]) - 1 if "below" in how else 0
         sizes = {(at, 0): rows for at, x in places if x.ndim and len(x) == self._rows > 0}
         for axes in lengths:
             size = self._example[axes[0][0]].shape[axes[0][1]]
-            more, less = self._draw.integers((60, 1), (320, size))
+            more, less = self._draw.integers((60, min(2, size - 1)), (320, size))
             if (self._outer < size).any():
                 less = self._draw.choice(self._outer[self._outer < size])
             new = {"long": size + more | 1, "double": 2 * size + 1, "next": size + 1, "short": less}
@@ -786,6 +874,9 @@ class Sampler:
             return None
         for place, level in enumerate(levels or self._levels):
             inputs = [self._numbers(at, x, level) for at, x in enumerate(arrays)]
+            if how == "twice":  # floating arrays of one kind become one array
+                kinds = [(x.shape, x.dtype) if _is_floating(x) else id(x) for x in inputs]
+                inputs = [inputs[kinds.index(kind)] for kind in kinds]
             try:
                 reference = self._run(inputs, repeats=False)
             except Exception:  # a model may raise anything for inputs that it does not accept
@@ -804,12 +895,15 @@ class Sampler:
         draw, own, kind = self._draw, self._example[at], x.dtype.kind
         if level == "same" or not x.ndim or not x.size or kind == "c":
             return x
-        if kind == "b":
-            return np.asarray(x ^ (draw.random(x.shape) < 0.25))
-        if kind in "iu" and level == "shifted":
-            return np.where(draw.random(x.shape) < 0.25, x.dtype.type(0), x)
-        if kind in "iu":
-            return draw.integers(own.min(), own.max(), x.shape, x.dtype, endpoint=True)
+        if kind in "biu":
+            some = draw.random(x.shape) < 0.25
+            numbers = x ^ some if kind == "b" else np.where(some, x.dtype.type(0), x)
+            if kind != "b" and level != "shifted":
+                most = max(own.max(), min(self._most, np.iinfo(x.dtype).max) * (not _is_mask(own)))
+                numbers = draw.integers(own.min(), most, x.shape, x.dtype, endpoint=True)
+            if "emptied" in level and _is_mask(own):
+                numbers[len(x) // 2] = 0
+            return np.asarray(numbers)
         largest = np.max(np.abs(np.nan_to_num(own.astype(np.float64), posinf=1, neginf=1)))
         if level == "shifted":  # far from 0 beside the differences
             return np.asarray(x + largest / 4 * self._run.tolerance.unit**-0.5, x.dtype)
@@ -831,11 +925,20 @@ class Sampler:
             numbers = np.choose(signs, [numbers, random, np.abs(numbers), -np.abs(numbers)])
         if "0" in level:
             numbers = np.where(size == 6, 0.0, numbers)
+        if "special" in level:
+            some = draw.random(x.shape) < 0.5 / x.shape[-1]
+            numbers = np.where(some, draw.choice([np.nan, np.inf, -np.inf], x.shape), numbers)
         return np.asarray(numbers.astype(x.dtype))
 
 
 def _is_floating(x: Array) -> bool:
     return x.dtype.kind in "fV"
+
+
+def _is_mask(x: Array) -> bool:
+    """Whether an array tells which elements count."""
+    is_small = x.dtype.kind in "iu" and x.size > 0 and x.min() >= 0 and x.max() <= 1
+    return x.ndim > 0 and (x.dtype.kind == "b" or is_small)
 
 
 def range_of(examples: Sequence[Sequence[Array]]) -> tuple[float, float] | None:

@@ -45,6 +45,10 @@ class StaticInput(Record):
 
     value: Any
 
+    def changed(self) -> StaticInput:
+        """Return another number for a floating one, and anything else unchanged."""
+        return StaticInput(self.value * 0.75) if isinstance(self.value, float) else self
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StaticInput) and self._key() == other._key()
 
@@ -114,8 +118,10 @@ def _structure(tree: Any, path: Path, leaves: list[tuple[Path, Any]]) -> Any:
         parts = [(key, _structure(tree[key], (*path, key), leaves)) for key in tree]
         return kind, tuple(parts)
     if isinstance(tree, list | tuple):
-        steps = enumerate(tree)
-        return type(tree), tuple([_structure(part, (*path, at), leaves) for at, part in steps])
+        parts = []
+        for at, part in enumerate(tree):
+            parts.append(_structure(part, (*path, at), leaves))
+        return type(tree), tuple(parts)
     leaves.append((path, tree))
     return None
 
@@ -138,7 +144,11 @@ def _path_text(path: Path) -> str:
 
 def is_traced(arrays: Sequence[Array]) -> bool:
     """Whether the caller is itself being compiled or differentiated."""
-    return any(owner.is_traced(x) for x in arrays if (owner := owner_of(x)) is not None)
+    for x in arrays:
+        owner = owner_of(x)
+        if owner is not None and owner.is_traced(x):
+            return True
+    return False
 
 
 def key_function(x: Any, engine: Engine, device: Device) -> KeyFunction:
@@ -165,7 +175,7 @@ def shapes_text(arrays: Sequence[Array]) -> str:
     for x in arrays:
         owner = owner_of(x)
         assert owner is not None
-        rows.append(f"{tuple(x.shape)} {owner.dtype_of(x)}")
+        rows.append(f"{tuple(x.shape)} {owner.dtype_of(x).name}")
     return ", ".join(rows) or "no arrays"
 
 

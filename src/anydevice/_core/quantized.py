@@ -22,7 +22,8 @@ FP4_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 class BlockType(Record):
     """A block type of GGUF: its number there, and the columns and bytes of a block.
 
-    `bits`, `scaled` and the others are `bits`, `block`, … of its `QuantizedWeight`.
+    `scaled` is the number of columns that share a scale, `block` of a `QuantizedWeight`; the fields
+    after it have the names that they have there.
     """
 
     number: int

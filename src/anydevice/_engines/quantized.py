@@ -53,7 +53,7 @@ def _dequantize(weight: QuantizedWeight, split: Function, wide: Function, pick: 
 
 
 def codes_of(weight: QuantizedWeight, split: Function) -> Any:
-    """Return the codes as uint8; `split` returns the numbers of some bits in bytes."""
+    """Return the codes as uint8; `split(packed, bits)` unpacks numbers from bytes."""
     low = weight.low_bits
     codes = split(weight.codes, low)
     if weight.high is None:

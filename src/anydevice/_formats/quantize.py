@@ -1,7 +1,7 @@
 """Floats as quantized weights: the blocks of GGUF's types, and float8 with a scale for each row.
 
-Scales are searched as ggml's quantizers do in spirit: for each of several spacings of the levels,
-the codes are rounded and scale and minimum are their weighted least-squares fit; the fit with the
+Scales are searched in the spirit of ggml's quantizers: for each of several spacings of the levels,
+the codes are rounded, and scale and minimum are their weighted least-squares fit; the fit with the
 smallest error is kept (Kawrakow, k-quants, ggml 2023). Arrays are (block, blocks) while they are
 fitted, so that each operation runs over many blocks at once.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CHUNK = 2**16
 """Elements that are fitted at a time: all arrays of a fit stay in a core's cache."""
 _SPACINGS = np.linspace(-1, 1, 21, dtype=np.float32)
-"""Levels more than the largest code, of the spacings that are tried."""
+"""The spacings that are tried, as numbers of levels beyond the largest code."""
 
 
 def _dot(a: HostArray, b: HostArray) -> HostArray:
@@ -209,7 +209,7 @@ QUANTIZERS: dict[str, Callable[[HostArray], Parts]] = {
     "Q6_K": partial(_k_symmetric, bits=6),
     "IQ4_NL": _iq4_nl,
 }
-"""GGUF's block types that are made, by their names there; blocks are (block, n)."""
+"""The functions that quantize blocks, (block, n), by GGUF's name of the type."""
 
 
 def quantize_blocks(kind: str, x: HostArray) -> HostArray:
@@ -230,11 +230,11 @@ def quantize_blocks(kind: str, x: HostArray) -> HostArray:
 
 
 FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL"}
-"""The types instead of those with blocks of 256, for rows that are not a multiple of it."""
+"""The fallbacks of types with blocks of 256, for rows that are no multiple of that."""
 
 
 def fitting(kind: str, columns: int) -> str:
-    """Return the type, or the one instead of it, for rows of this length; "" if none fits."""
+    """Return the type, or its fallback, for rows of this length; "" if neither fits."""
     if columns % BLOCK_TYPES[kind].columns:
         kind = FALLBACKS.get(kind, kind)
     return "" if columns % BLOCK_TYPES[kind].columns else kind

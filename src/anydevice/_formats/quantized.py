@@ -104,7 +104,7 @@ HIGH = {
     "Q5_K": Codes(16, 48, 32, 1),
     "Q6_K": Codes(128, 192, 32, 2),
 }
-"""Their other bits, where codes have 3, 5 or 6."""
+"""The high bits of codes of 3, 5 and 6 bits."""
 
 
 def unpack_blocks(

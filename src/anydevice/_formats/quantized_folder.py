@@ -66,7 +66,7 @@ class QuantizedTensor(StoredTensor):
 
     @property
     def scheme(self) -> str:
-        """The same for weights whose rows can be joined."""
+        """A text that is equal for weights whose rows can be joined."""
         layout = self.layout
         roles = {role: str(part.dtype) for role, part in self.parts.items() if role != "shape"}
         return repr((self.method, layout.bits, layout.block, layout.zero, layout.table, roles))
@@ -151,9 +151,9 @@ class ModuleTensors(Record):
         return role in self.tensors
 
     def expect(self, role: str, shape: Sequence[int | None], *dtypes: str) -> tuple[int, ...]:
-        """Return the shape of a tensor; raise `TransferError` if it, or the dtype, is another.
+        """Return the shape of a tensor; raise `TransferError` for another shape or dtype.
 
-        A length of None may be any but 0, and the dtype "float" any of 16 bits or more.
+        A length of None allows any but 0, and the dtype "float" every float of 16 bits or more.
         """
         tensor = self[role]
         name = tensor.dtype.name
@@ -173,14 +173,14 @@ class ModuleTensors(Record):
 
     def block(self, columns: int, blocks: int) -> int:
         """Return the columns of a block; raise if they are not the same for all."""
-        if columns % blocks:
+        if not blocks or columns % blocks:
             raise self["scales"].error(
                 f"its {blocks} groups do not divide the {columns} columns of the weight; {_AGAIN}"
             )
         return columns // blocks
 
     def bits(self, words: int, codes: int, role: str, known: Sequence[int]) -> int:
-        """Return the bits of a code, of which `codes` fill `words` of 32 bits."""
+        """Return the bits of a code if `codes` of them fill `words` of 32 bits; else raise."""
         bits = words * 32 // codes
         if bits not in known or words != -(-codes * bits // 32):
             listed = ", ".join(map(str, known))
@@ -211,11 +211,11 @@ _CONVERT = (
 
 
 class Reader(Record):
-    """The tensors of a quantized weight by their names, and the function that checks them.
+    """The names of a quantized weight's tensors, and the function that checks them.
 
-    `main` ends the name of the codes' tensor, of one of `dtypes`; `stem` is put in its place to
-    name the weight. `parts` are the other tensors by role, one of several names each; optional ones
-    end in "?".
+    The name of the tensor with the codes, of one of `dtypes`, ends in `main`, and that of the
+    weight in `stem` instead. `parts` are the ends of the other names, several for a role if
+    packages differ; the role of an optional tensor ends in "?".
     """
 
     main: str
@@ -298,12 +298,6 @@ def _bytes(words: HostArray) -> HostArray:
     return raw
 
 
-def _transposed_bytes(words: HostArray) -> HostArray:
-    """Return the bytes of words (words, rows) that lie along columns, by row."""
-    parts = _bytes(words).reshape(*words.shape, 4)
-    return parts.transpose(1, 0, 2).reshape(words.shape[1], -1)
-
-
 def _stream(raw: HostArray, bits: int) -> dict[str, HostArray]:
     """Return the fields of codes that lie in a row of bytes without gaps, low bits first."""
     if bits in (2, 4, 8):
@@ -342,7 +336,7 @@ def _describe_gptq(group: ModuleTensors) -> CodeLayout:
 
     def scales(arrays: Arrays) -> dict[str, HostArray]:
         factors = np.ascontiguousarray(arrays["scales"].T)
-        zeros = unpack_stream(_bytes(arrays["zeros"]), bits).T
+        zeros = unpack_stream(_bytes(arrays["zeros"]), bits).T[:rows]
         zeros = (zeros + (form == "gptq")) & limit
         if symmetric and (zeros != middle).any():
             raise group["zeros"].error(
@@ -352,7 +346,8 @@ def _describe_gptq(group: ModuleTensors) -> CodeLayout:
         return _with_zeros(factors, None if symmetric else zeros)
 
     def codes(words: HostArray) -> dict[str, HostArray]:
-        return _stream(_transposed_bytes(words), bits)
+        by_row = _bytes(words).reshape(*words.shape, 4).transpose(1, 0, 2)
+        return _stream(by_row.reshape(rows, -1), bits)
 
     return CodeLayout((rows, columns), bits, block, codes, scales, zero=middle if symmetric else 0)
 
@@ -415,6 +410,7 @@ def _spread(
 
 def _describe_float8(group: ModuleTensors) -> CodeLayout:
     """Numbers of 8 bits, whose scale multiplies (DeepSeek-V3's `weight_scale_inv`, FBGEMM)."""
+    _check_variant(group)
     dtype = group["codes"].dtype.name
     rows, columns = group.expect("codes", (None, None), dtype)
     group.expect("scales", group["scales"].shape, "float")
@@ -431,6 +427,7 @@ def _describe_float8(group: ModuleTensors) -> CodeLayout:
 
 def _describe_int8(group: ModuleTensors) -> CodeLayout:
     """Integers of 8 bits, maybe with zero points of the scales' shape (compressed-tensors)."""
+    _check_variant(group)
     rows, columns = group.expect("codes", (None, None), "int8")
     shape = group.expect("scales", group["scales"].shape, "float")
     if "zeros" in group:
@@ -464,6 +461,7 @@ def _describe_bytes(group: ModuleTensors) -> CodeLayout:
 
 def _describe_words(group: ModuleTensors) -> CodeLayout:
     """Codes lie in words of 32 bits without gaps, zeros along rows (compressed-tensors)."""
+    _check_variant(group)
     group.expect("shape", (2,), "int64", "int32")
     rows, columns = (int(size) for size in _array(group["shape"]))
     _, words = group.expect("codes", (max(rows, 1), None), "int32")
@@ -558,24 +556,16 @@ def _schemes(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 _COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
 
 
-def _refuse_variants(
-    layout: Callable[[ModuleTensors], CodeLayout],
-) -> Callable[[ModuleTensors], CodeLayout]:
-    """Return the function for the formats of compressed-tensors that are read."""
-
-    def checked(group: ModuleTensors) -> CodeLayout:
-        settings = group.settings
-        for form in (settings.get("format"), *[s["format"] for s in _schemes(settings)]):
-            if form not in (*_COMPRESSED, "mixed-precision", None):
-                group.refuse(
-                    f"compressed-tensors in the format {shortened(repr(form))} is not read"
-                )
-        sparsity = settings.get("sparsity_config") or {}
-        if settings.get("transform_config") or sparsity.get("format", "dense") != "dense":
-            group.refuse("compressed-tensors with transforms or sparse weights is not read")
-        return layout(group)
-
-    return checked
+def _check_variant(group: ModuleTensors) -> None:
+    """Raise `UnsupportedError` for a format of compressed-tensors that is not read."""
+    settings = group.settings
+    for form in (settings.get("format"), *[s["format"] for s in _schemes(settings)]):
+        if form not in (*_COMPRESSED, "mixed-precision", None):
+            group.refuse(f"compressed-tensors in the format {shortened(repr(form))} is not read")
+    sparsity = settings.get("sparsity_config") or {"format": "dense"}
+    is_dense = isinstance(sparsity, dict) and sparsity.get("format", "dense") == "dense"
+    if settings.get("transform_config") or not is_dense:
+        group.refuse("compressed-tensors with transforms or sparse weights is not read")
 
 
 _FLOAT8 = Reader(
@@ -605,10 +595,10 @@ READERS: dict[str, tuple[Reader, ...]] = {
             ".weight_packed",
             ("int32",),
             {**_COMPRESSED_SCALE, "shape": (".weight_shape",), "g_idx?": (".weight_g_idx",)},
-            _refuse_variants(_describe_words),
+            _describe_words,
         ),
-        Reader(".weight", ("int8",), _COMPRESSED_SCALE, _refuse_variants(_describe_int8)),
-        replace(_FLOAT8, layout=_refuse_variants(_describe_float8)),
+        Reader(".weight", ("int8",), _COMPRESSED_SCALE, _describe_int8),
+        _FLOAT8,
     ),
     "fp8": (_FLOAT8,),
     "fbgemm_fp8": (_FLOAT8,),

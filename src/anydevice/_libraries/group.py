@@ -155,8 +155,8 @@ class Board:
     def meet(self, positions: Callable[[], dict[str, int]]) -> None:
         """Let all prove that they know the secret; then end this process if one becomes silent.
 
-        That has entered fewer collectives of a group than another, by its `positions`, and for the
-        limit it has neither entered one nor used the CPU, as compilers do.
+        A silent process has entered fewer collectives of a group than another, by its `positions`,
+        and until the limit it has neither entered one nor used the CPU, as a compiler would.
         """
         try:
             self.key = prove(self.gather, self.launched)

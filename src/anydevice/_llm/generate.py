@@ -689,8 +689,10 @@ def not_finite(executor: Executor, where: str) -> VerificationError:
     return VerificationError(f"{problem}, and all weights are finite; {advice}", where=where)
 
 
-def _is_finite(executor: Executor, weight: Array) -> bool:
+def _is_finite(executor: Executor, weight: Array | QuantizedWeight) -> bool:
     """Whether all elements of a weight are finite; they are widened chunk by chunk."""
+    if isinstance(weight, QuantizedWeight):
+        return all(_is_finite(executor, array) for array in weight.arrays.values())
     rows = weight.shape[0]
     step = max(1, FINITE_CHUNK * rows // math.prod(weight.shape))
     with executor.lock():

@@ -145,7 +145,7 @@ def quantize(
 
 
 def _read_gguf_source(file: GgufFile) -> tuple[dict[str, Any], list[NewTensor]]:
-    """Return the metadata of a GGUF file, as its bytes are, and its tensors."""
+    """Return the metadata of a GGUF file, in bytes as it has them, and its tensors."""
     gguf_config(file)  # raises for a file that is not read
     metadata: dict[str, Any] = {}
     with PlainFile(file.path, file.stamp) as opened:
@@ -160,7 +160,7 @@ def _read_gguf_source(file: GgufFile) -> tuple[dict[str, Any], list[NewTensor]]:
 
 
 def _read_folder(folder: Path) -> tuple[dict[str, Any], list[NewTensor]]:
-    """Return the metadata and the tensors that stand for a folder."""
+    """Return the metadata and the tensors of a GGUF file for a folder."""
     config = read_config(folder)
     description, spec = describe(config), config.architecture.gguf
     if spec is None:
@@ -205,7 +205,7 @@ def _interleave(weights: Any, size: int) -> Any:
 
 
 def _numbers(config: ModelConfig, description: Description) -> dict[str, Any]:
-    """Return the metadata of a decoder, behind the name of its architecture."""
+    """Return the metadata of a decoder; keys lack the name of its architecture."""
     plain = next((layer.rope for layer in description.layers if layer.rope), None)
     whole = next((x.rope for x in description.layers if x.rope and x.window is None), plain)
     routing = next((layer.experts for layer in description.layers if layer.experts), None)
@@ -307,7 +307,7 @@ _SAMPLE = "Hello, World! It's 1234.5 naïve  cafés —\n\n\tdef f(x): return x*
 
 
 def _check_header(folder: Path, metadata: Mapping[str, Any], tensors: list[NewTensor]) -> None:
-    """Raise `UnsupportedError` if a header says another decoder or tokenizer than the folder."""
+    """Raise `UnsupportedError` if a header describes another decoder or tokenizer."""
     with tempfile.TemporaryDirectory() as place:
         path = Path(place, "header.gguf")
         with path.open("wb") as file:
@@ -337,7 +337,7 @@ def _check_header(folder: Path, metadata: Mapping[str, Any], tensors: list[NewTe
                 f"file it would be {b}"
             )
     if one.encode(_SAMPLE) != other.encode(_SAMPLE) or one.eos_ids != other.eos_ids:
-        raise UnsupportedError(f"{folder}: its tokenizer gives other tokens than GGUF's kind of it")
+        raise UnsupportedError(f"{folder}: its tokenizer gives other tokens than GGUF's form of it")
 
 
 def _same_rope(a: Rope | None, b: Rope | None) -> bool:

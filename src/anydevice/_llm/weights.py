@@ -186,7 +186,7 @@ def plan_parameters(
     quantized ones; the default is the dtype of the stored embedding.
 
     Raises, naming file and tensor: `TransferError` for tensors that are missing, left over or of
-    the wrong shape, `UnsupportedError` for weights of 8 bits or less.
+    the wrong shape, `UnsupportedError` for a method of quantization that is not read.
     """
     if isinstance(folder, GgufFile):
         if weights.stored:
@@ -246,12 +246,8 @@ def _gguf_tensors(file: GgufFile, description: Description) -> dict[str, Segment
     name = file.metadata["general.architecture"]
     specs = [row.gguf for row in ARCHITECTURES.values() if row.gguf is not None]
     permuted = any(spec.permuted for spec in specs if spec.architecture == name)
-    names = [
-        name
-        for parameter in parameters_of(description)
-        for way in parameter.ways
-        for name, _ in way.tensors
-    ]
+    ways = (way for parameter in parameters_of(description) for way in parameter.ways)
+    names = [name for way in ways for name, _ in way.tensors]
     stored: dict[str, Segment] = {}
     for name, tensor in named_tensors(file, names).items():
         arrange: Callable[[Any], Any] | None = None

@@ -22,6 +22,7 @@ from anydevice._machine.choose.scope import one_device
 from anydevice._machine.discovery.discover import devices as devices_of_backend
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
+from anydevice._machine.settings.config import check_wish
 from anydevice._nn.model import Model
 from anydevice._nn.optimizers import BuiltIn, global_norm
 from anydevice._parallel.mesh import Mesh, no_collectives
@@ -82,6 +83,8 @@ def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str
         return None
     kinds = {str(device).split(":")[0] for device in devices}
     if kinds & {DISK, "cpu"} and len(kinds) > 1:
+        for name in [name for name in map(str, devices) if name != DISK]:
+            check_wish(name, "devices=")
         return "parts lie in host memory or on disk"
     if kinds == {"cpu"} or engine_for(model, devices) != "torch":
         return None

@@ -1,4 +1,4 @@
-"""A training in a process for each device of a list, started and called back by this one."""
+"""Training in a process for each device of a list; this process starts them, and calls back."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from anydevice._arrays.trees.containers import ATOMS, known, rule_of
 from anydevice._arrays.trees.rules import ATOM, InPlaceRule, Parts, Rule, kind_name
+from anydevice._core.quantized import QuantizedWeight
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 
 _MANY = 16  # parts of a container from which on it pays to take them all together
@@ -43,6 +44,11 @@ class Leaf:
     def kept(self) -> bool:
         """Whether an object around it is changed in place, so that only its data is replaced."""
         return self._node.keeper is not None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it is part of a quantized weight."""
+        return isinstance(self._node.container, QuantizedWeight)
 
     def __repr__(self) -> str:
         return f"Leaf({self.path!r}, {kind_name(type(self.value))})"

@@ -174,7 +174,7 @@ MOST = 2**12
 
 
 class Space(Draw):
-    """The calls of one op in one dtype; with `large`, arrays have more than 2²⁰ elements.
+    """The calls of one op in one dtype; with `large`, arrays have more than 2¹⁸ elements.
 
     >>> space = Space("sum", "float32", 7)
     >>> sorted(space.pick("axis", (-1, 0, 1)) for _ in range(3))

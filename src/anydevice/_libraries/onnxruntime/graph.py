@@ -7,7 +7,8 @@ numbers of a matrix are exact, and only x is rounded, to 8 bits in each block (a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from onnx import TensorProto, helper
 from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.record import Record
 from anydevice._formats.quantized import block_scales, unpack_codes
+from anydevice.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from anydevice._core.array import HostArray
@@ -27,8 +29,8 @@ OUTSIDE = "weights"
 """The file in which large constants are said to be; nothing is read from it."""
 LARGE = 1024
 """Bytes above which a constant is kept outside of the serialized graph."""
-BLOCKS = (16, 32, 64, 128, 256)
-"""Sizes of blocks that MatMulNBits multiplies."""
+LEVELS = frozenset(range(-128, 128))
+"""The levels of a table that MatMulNBits multiplies."""
 
 Rows = QuantizedWeight | Any
 """Rows of a matrix in host memory, quantized or float32."""
@@ -116,7 +118,7 @@ class GraphWriter:
     ) -> str:
         """Multiply x (…, columns) with stacked matrices, and add a bias."""
         results, start = [], 0
-        for group in _of_one_scheme(matrices):
+        for group in (list(same) for _, same in groupby(matrices, _layout)):
             rows = sum(matrix.rows for matrix in group)
             own = None if bias is None else bias[start : start + rows]
             quantized = isinstance(group[0].like, QuantizedWeight)
@@ -135,6 +137,8 @@ class GraphWriter:
 
     def _multiply_quantized(self, x: str, group: list[GraphMatrix], rows: int, bias: Any) -> str:
         like, columns = group[0].like, group[0].columns
+        if not LEVELS.issuperset(like.table or ()):
+            raise UnsupportedError(f"onnxruntime does not multiply the levels of {like.scheme}")
         bits = 4 if like.bits <= 4 and like.table is None else 8
         blocks = columns // like.block
         shapes = [
@@ -142,7 +146,7 @@ class GraphWriter:
             ((rows, blocks), "float32"),
         ]
         self.products.add((bits, like.block, self._accuracy))
-        if _has_minimums(like):
+        if like.minimums is not None:
             shapes.append(((rows, blocks), "float32"))
             self.products.add((32, 16, 0))
         names = self._weights(group, shapes, lambda weight: multiplied(weight, bits))
@@ -222,31 +226,24 @@ def multiplied(weight: QuantizedWeight, bits: int) -> tuple[Any, ...]:
         if minimums is not None:
             minimums = minimums + scales * np.float32(half)
         return (codes, scales) if minimums is None else (codes, scales, minimums)
-    codes = unpack_codes(weight)
+    codes, shift = unpack_codes(weight), half - weight.zero
     if weight.table is not None:
         codes = (np.array(weight.table) + half).astype(np.uint8)[codes]
+    elif minimums is not None and int(codes.max(initial=0)) + shift > 255:
+        minimums = minimums + scales * np.float32(shift)
     else:
-        codes += np.uint8(half - weight.zero)
+        codes += np.uint8(shift)
     if bits == 4:
         codes = codes[..., ::2] | (codes[..., 1::2] << 4)
     return (codes, scales) if minimums is None else (codes, scales, minimums)
 
 
-def _has_minimums(like: QuantizedWeight) -> bool:
-    return like.minimums is not None
-
-
-def _of_one_scheme(matrices: Sequence[GraphMatrix]) -> Iterator[list[GraphMatrix]]:
-    """Yield runs of matrices with one scheme, which are multiplied at once."""
-    groups: dict[int, list[GraphMatrix]] = {}
-    last: Any = None
-    for matrix in matrices:
-        scheme = getattr(matrix.like, "scheme", None)
-        if not groups or scheme != last:
-            groups[len(groups)] = []
-        groups[len(groups) - 1].append(matrix)
-        last = scheme
-    yield from groups.values()
+def _layout(matrix: GraphMatrix) -> Any:
+    """Return a key that is equal for matrices that can be multiplied at once."""
+    x = matrix.like
+    if not isinstance(x, QuantizedWeight):
+        return None
+    return x.scheme, x.bits, x.block, x.zero, x.table, x.minimums is None
 
 
 def _value(name: str, shape: Sequence[int | str], dtype: str) -> Any:

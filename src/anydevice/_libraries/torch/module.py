@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from functools import cache, partial
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter, itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -28,7 +28,7 @@ from anydevice._machine.engines import registry
 if TYPE_CHECKING:
     from anydevice._core.array import HostArray
 
-_FORWARD = attrgetter("forward")
+_FORWARD, _OWN_FORWARD = attrgetter("forward"), methodcaller("get", "forward")
 _FOLLOWS = (
     "weights, steps of optimizers, buffers, parts, mode, hooks, forward; not plain attributes, nor "
     "writes through NumPy or .data: call refresh() after these"
@@ -323,8 +323,7 @@ def _watch_code(module: nn.Module) -> base.Watched:
     variables = [vars(part) for part in parts]
 
     def forwards() -> list[Any]:
-        own = [(id(part), part["forward"]) for part in variables if "forward" in part]
-        return [*map(_FORWARD, kinds), *own]
+        return [*map(_FORWARD, kinds), *map(_OWN_FORWARD, variables)]
 
     return base.Watched(views, [], [forwards], dicts)
 
