@@ -390,7 +390,9 @@ def main() -> None:
     peer = os.environ.get("ANYDEVICE_PEER_PYTHON", sys.executable)
     parser.add_argument("--peer-python", default=peer, help="the Python that has xllamacpp")
     parser.add_argument("--shape-file", type=Path, help="the 1.5B file, if it is there already")
-    parser.add_argument("--only", default="", help="part of the name of a quantized model")
+    parser.add_argument(
+        "--only", default="", help="part of a quantized model's name, or perplexity"
+    )
     parser.add_argument("--threads", type=int, default=THREADS, help="of both sides, quantized")
     parser.add_argument("--cpu-time", action="store_true", help="of both sides, quantized")
     options = parser.parse_args()
