@@ -1,14 +1,15 @@
 """Language models: as fast as they should be, and the same as in transformers.
 
-    PYTHONPATH=src python bench/llm.py [cpu] [equal] [gpu] [start] [quantized] [--runs N]
+    PYTHONPATH=src python bench/llm.py [cpu] [equal] [gpu] [start] [quantized] [engines] [schemes]
 
 `cpu` measures SmolLM2 from its GGUF file (make chat fetches it) in float32 with one prompt, every
 engine and transformers' `generate` in turn; `equal` compares 100 tokens of five prompts. `gpu`
 measures a 7B shape with random weights on a CUDA card: steps, prompts, batches, memory, beside
 transformers with a compiled static cache. `start` measures from the start of a process to its first
 token, with such a model in the page cache. `quantized` measures GGUF files on the CPU beside
-llama.cpp, which `--peer-python` has (see `quantized_cpu.py`). Without names, the first two run, and
-on a card the first four.
+llama.cpp, which `--peer-python` has (see `quantized_cpu.py`); `engines` and `schemes` what their
+weights cost in text (see `quantized_text.py`). Without names, the first two run, and on a card the
+first four.
 Prints a line for each figure, ✓ where it meets its bar. Run it on a machine that does nothing else.
 """
 
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from quantized_cpu import THREADS, quantized
+from quantized_text import engines, schemes
 
 import anydevice
 from anydevice import llm
@@ -379,6 +381,7 @@ def write_folder(folder: Path) -> None:
 
 
 PARTS = {"cpu": cpu, "equal": equal, "gpu": gpu, "start": start, "quantized": quantized}
+PARTS |= {"engines": engines, "schemes": schemes}
 
 
 def main() -> None:
