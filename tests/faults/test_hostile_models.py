@@ -26,7 +26,7 @@ from anydevice._formats.gguf import read_gguf
 from anydevice._llm import decoder
 from anydevice._llm.description import describe
 from anydevice._llm.tokenizer import Tokenizer
-from anydevice._llm.weights import load_parameters, parameters_of
+from anydevice._llm.weights import parameters_of
 from anydevice._plan.config import as_config, read_config
 from anydevice.errors import AnyDeviceError
 from tests.comparing import assert_same_bits
@@ -42,6 +42,7 @@ from tests.faults.damage import (
     header_at_random,
     mostly_header,
 )
+from tests.llm.parameters import load_parameters
 from tests.llm.random_weights import random_parameters
 
 CPU = device("cpu", engine="numpy")

@@ -15,8 +15,8 @@ import pytest
 from anydevice._core.record import Record
 from anydevice._llm import decoder
 from anydevice._llm.description import Description, describe
-from anydevice._llm.weights import load_parameters
 from anydevice._plan.config import ModelConfig, read_config
+from tests.llm.parameters import load_parameters
 
 TOKENS = 21
 BASE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}

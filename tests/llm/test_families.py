@@ -19,7 +19,6 @@ from anydevice._core.trees import leaves, mapped, refilled
 from anydevice._llm import decoder
 from anydevice._llm import generate as generation
 from anydevice._llm.description import Description, LayerDescription, Rope, Routing, describe
-from anydevice._llm.weights import load_parameters
 from anydevice._machine.engines import registry
 from anydevice._plan.config import as_config, read_config
 from anydevice._plan.encoder_families import ENCODERS
@@ -37,6 +36,7 @@ from tests.llm.families import (
     skip_unless_listed,
     whole_logits,
 )
+from tests.llm.parameters import load_parameters
 
 CLOSE = 1e-4
 SHORT = ("numpy", "torch")

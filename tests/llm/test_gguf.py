@@ -24,12 +24,13 @@ from anydevice._formats import load as loading
 from anydevice._formats.gguf import read_gguf
 from anydevice._llm.description import describe
 from anydevice._llm.tokenizer import GPT2, SPLITTINGS, Tokenizer
-from anydevice._llm.weights import Weights, load_parameters
+from anydevice._llm.weights import Weights
 from anydevice._plan.config import locate, read_config
 from anydevice._plan.model import shape_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 from anydevice.llm import load
 from tests.comparing import COPIED, SAME_PROGRAM, assert_same_integers, assert_same_values
+from tests.llm.parameters import load_parameters
 
 gguf = pytest.importorskip("gguf")
 from tests.llm.families import BASE, whole_logits  # noqa: E402

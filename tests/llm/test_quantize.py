@@ -23,7 +23,6 @@ from anydevice._formats.gguf_writer import FILE_TYPES, NewTensor, choose_kind
 from anydevice._formats.quantized import dequantize
 from anydevice._llm.description import describe
 from anydevice._llm.tokenizer import SPLITTINGS, Tokenizer
-from anydevice._llm.weights import load_parameters
 from anydevice._plan.config import read_config
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError, VerificationError
 from tests.comparing import assert_close
@@ -31,6 +30,7 @@ from tests.programs import run_python
 
 gguf = pytest.importorskip("gguf")
 from tests.llm.families import LLAMA3, LONG  # noqa: E402
+from tests.llm.parameters import load_parameters  # noqa: E402
 from tests.llm.test_gguf import FAMILIES, LINES, byte_level, made, tokenizer_file  # noqa: E402
 from tests.llm.tokenizer_files import pairs  # noqa: E402
 

@@ -12,11 +12,12 @@ import anydevice
 from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.trees import leaves
 from anydevice._llm.description import describe
-from anydevice._llm.weights import Weights, load_parameters
+from anydevice._llm.weights import Weights
 from anydevice._machine.engines import registry
 from anydevice._plan.config import read_config
 from tests.comparing import assert_close
 from tests.llm.families import TOKENS, whole_logits
+from tests.llm.parameters import load_parameters
 from tests.llm.quantized_files import METHODS, write_folders
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "model_type": "llama"}

@@ -21,12 +21,13 @@ from anydevice._core.trees import leaves
 from anydevice._formats.gguf import GgufTensor
 from anydevice._formats.safetensors import SafeTensor
 from anydevice._llm.description import Description, describe
-from anydevice._llm.weights import load_parameters, parameters_of
+from anydevice._llm.weights import parameters_of
 from anydevice._machine.engines import registry
 from anydevice._plan.config import as_config, read_config
 from anydevice.errors import TransferError, UnsupportedError
 from tests.comparing import COPIED, EXACT, assert_close, assert_same_values
 from tests.llm.families import BASE, CASES, random_model, whole_logits
+from tests.llm.parameters import load_parameters
 from tests.llm.random_weights import random_parameters
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anydevice._arrays.memory.allocator import trim_heap
 from anydevice._arrays.stage import usable_cores
 from anydevice._core.device import Device
 from anydevice._core.record import replace
@@ -33,7 +34,7 @@ from anydevice._formats.load import (
 )
 from anydevice._formats.quantized import dequantize
 from anydevice._libraries.onnxruntime.graph import OWN, GraphMatrix, GraphWriter
-from anydevice._libraries.onnxruntime.session import Session, join_pages, large_pages, trim_heap
+from anydevice._libraries.onnxruntime.session import Session, join_pages, large_pages
 from anydevice._llm import decoder
 from anydevice._llm.description import Description, LayerDescription, Rope
 from anydevice._llm.generate import Executor, State, select_token

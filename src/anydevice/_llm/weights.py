@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from anydevice._core import checks
-from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES, DType, as_dtype
 from anydevice._core.files import expanded
 from anydevice._core.record import Record, replace
@@ -31,7 +30,6 @@ from anydevice._formats.load import (
     Quantizer,
     Segment,
     Stored,
-    load_joined,
     stored_parts,
 )
 from anydevice._formats.quantize import SCHEMES, fitting, quantizer_of
@@ -158,20 +156,6 @@ def weights_option(choice: str, description: Description) -> Weights:
         return quantizer_of(name) if name else None
 
     return Weights(stored=False, quantizer=quantizer)
-
-
-def load_parameters(
-    folder: str | Path | GgufFile,
-    description: Description,
-    device: Device,
-    dtype: object = None,
-    *,
-    weights: Weights = AS_STORED,
-    progress: bool | None = None,
-) -> dict[str, Any]:
-    """Load the parameters of a decoder onto a device, from a folder or a GGUF file."""
-    plan = plan_parameters(folder, description, dtype, weights)
-    return tree_of(load_joined(plan, device, progress))
 
 
 def plan_parameters(

@@ -44,13 +44,6 @@ def share_arena() -> None:
         onnxruntime.create_and_register_allocator(memory, exact)
 
 
-def trim_heap() -> None:
-    """Give free memory of the C library back to the system, if it is glibc."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
-
-
 def large_pages() -> set[int]:
     """Return the numbers of the spans of 2 MB that lie in this process's memory, on Linux."""
     pages = set[int]()
