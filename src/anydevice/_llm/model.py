@@ -21,7 +21,15 @@ from anydevice._formats.load import Joined, Stored, load_joined
 from anydevice._llm.capture import check_kernels
 from anydevice._llm.decoder import Parameters
 from anydevice._llm.description import Description, describe
-from anydevice._llm.generate import DecoderExecutor, Executor, Prompts, Step, replies, score
+from anydevice._llm.generate import (
+    DecoderExecutor,
+    Executor,
+    Prompts,
+    Step,
+    lay_out_layers,
+    replies,
+    score,
+)
 from anydevice._llm.sampling import GenerationOptions, Sampling, generation_options, sampling
 from anydevice._llm.template import refuse_images
 from anydevice._llm.text import TextStream
@@ -183,9 +191,9 @@ def load(
         target = _with_fast_engine(target, plan.estimate.weights)
         if target.backend == "cuda":
             check_kernels(target, dtype)
-        executor = DecoderExecutor(
-            description, tree_of(load_joined(stored, target, progress)), target
-        )
+        parameters = tree_of(load_joined(stored, target, progress))
+        lay_out_layers(parameters["layers"], parameters["norm"]["weight"])
+        executor = DecoderExecutor(description, parameters, target)
     model = LanguageModel.__new__(LanguageModel)
     model._begin(executor, tokenizer, plan, title_of(path), defaults)
     return model

