@@ -219,6 +219,7 @@ def test_as_json(anydevice: Anydevice, talker: Path, model: Any) -> None:
     [
         (["MODEL", "--prompt", ""], "the prompt is empty"),
         (["nobody/nothing", "--prompt", "x"], "no such model in the Hugging Face cache"),
+        (["nosuchmodel"], "no such model in the Hugging Face cache"),
         (["MODEL", "--prompt", "x", "--device", "cuda:9"], "no usable device matches 'cuda:9'"),
         (["MODEL", "--prompt", "x", "--dtype", "int3"], "int3"),
         (["MODEL", "--prompt", "x", "--temperature", "-1"], "temperature"),

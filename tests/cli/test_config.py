@@ -159,12 +159,12 @@ def test_as_json(anydevice: Anydevice, project: Path) -> None:
 def test_unknown_variables_are_named(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVCE", "cpu")
     monkeypatch.setenv("ANYDEVICE_LAUNCHER", "1")
-    monkeypatch.setenv("ANYDEVICE_TEST_ENGINES", "numpy")
+    monkeypatch.setenv("ANYDEVICE_TRIAL", "numpy")
     code, out, _ = anydevice("config")
     [line] = [line for line in out.splitlines() if "ANYDEVICE_DEVCE" in line]
     assert code == 0
     assert line.endswith(" is not a setting; did you mean ANYDEVICE_DEVICE?")
-    assert "ANYDEVICE_TEST_ENGINES is not" in out
+    assert "ANYDEVICE_TRIAL   is not" in out
     assert "ANYDEVICE_LAUNCHER" not in out
     assert "ANYDEVICE_DEVCE" in anydevice.json("config")["unknown_variables"]
 

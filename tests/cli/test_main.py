@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import anydevice as package
+from anydevice._machine.settings.config import unknown_variables
 from anydevice._report.diagnosis import CAUSES
 from anydevice.cli import main as command_line
 from anydevice.cli import overview
@@ -44,7 +46,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> Breaking:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(anydevice: Anydevice, command: str) -> None:
     out = anydevice.text(command, "--help")
-    assert ("--json" in out) == (command != "launch")  # which prints what the script prints
+    assert ("--json" in out) == (command not in ("launch", "completion"))  # they print a script's
     assert f"example:\n  anydevice {command}" in out
 
 
@@ -92,6 +94,49 @@ def test_an_unknown_option_is_said_with_the_usage_of_its_command(anydevice: Anyd
     assert "COMMAND" in anydevice("--loud")[2]
 
 
+def test_a_misspelt_variable_is_said_in_every_command(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANYDEVICE_ENGIN", "torch")
+    monkeypatch.setenv("anydevice_DEVICE", "cpu")
+    for words in (
+        [],
+        ["devices"],
+        ["completion", "bash"],
+        ["watch", "--once"],
+        ["plan", "no/thing"],
+    ):
+        _, out, err = anydevice(*words, cuda=0)
+        lines = [line for line in err.splitlines() if line.startswith("warning:")]
+        assert lines[:2] == [
+            "warning: ANYDEVICE_ENGIN is not a setting; did you mean ANYDEVICE_ENGINE?",
+            "warning: anydevice_DEVICE is not a setting; did you mean ANYDEVICE_DEVICE?",
+        ], words
+        assert "is not a setting" not in out
+    assert anydevice("config")[1].count("is not a setting") == 2
+
+
+def test_every_variable_in_the_source_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = (path.read_text("utf-8") for path in Path(package.__file__).parent.rglob("*.py"))
+    names = {name for text in texts for name in re.findall(r"ANYDEVICE_[A-Z_]+\b", text)}
+    assert len(names) >= 9
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    assert not unknown_variables()
+
+
+def test_without_a_home_no_message_has_a_path_of_none(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANYDEVICE_HOME", "~no-such-user/anydevice")
+    (Path.cwd() / "anydevice.toml").unlink()
+    shown = ""
+    for words in ("", "config", "config --json", "prefer cpu", "doctor cpu --engine numpy"):
+        shown += "".join(map(str, anydevice(*words.split(), cuda=0)))
+    assert os.devnull not in shown
+    assert "anydevice.toml (this user has no home folder: set ANYDEVICE_HOME to one)" in shown
+
+
 def test_json_may_stand_before_the_command(anydevice: Anydevice) -> None:
     assert json.loads(anydevice.text("--json", "devices", cuda=0))["recommended"] == "cpu"
 
@@ -114,6 +159,7 @@ BAD = {
     "watch": ("--device", "quantum"),
     "prefer": ("quantum",),
     "quantize": ("no-such-model", "model.gguf"),
+    "completion": ("powershell",),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -357,6 +358,17 @@ def test_once(anydevice: Anydevice) -> None:
         assert "\ncpu  " in out
         (device,) = anydevice.json("watch", "--once", "--device", "cuda")["devices"]
     assert (device["device"], device["pressure"], device["free"]) == ("cuda:0", "medium", 20 * GIB)
+
+
+def test_rows_for_a_table(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_usages", Looks(look2=interrupt))
+    out = anydevice.text("watch", "--csv", "--interval", "0.05", "--device", "cpu")
+    rows = list(csv.DictReader(out.splitlines()))
+    assert [row["device"] for row in rows] == ["cuda:0", "cuda:0"]
+    assert rows[0]["time"] < rows[1]["time"]
+    expected = {"used": str(70 * GIB), "load": "0.78", "processes": "3", "also": "opencl:0"}
+    assert rows[0].items() >= expected.items()
+    assert len(anydevice.text("watch", "--csv", "--once", cuda=2).splitlines()) == 4
 
 
 @pytest.mark.parametrize("seconds", ["0", "soon", "nan", "inf", "-1"])

@@ -20,10 +20,12 @@ from safetensors.numpy import load_file, save_file
 
 from anydevice import device, llm, testing
 from anydevice._llm.description import describe
+from anydevice._llm.weights import lay_out_matrices
 from anydevice._plan.config import as_config
 from anydevice._plan.families import ARCHITECTURES, ForwardSpec, ModelFamily
 from anydevice._plan.plan import plan_inference
 from anydevice.errors import ConfigurationError, UnsupportedError
+from tests.comparing import assert_close
 from tests.llm.random_weights import random_parameters
 from tests.programs import run_python
 
@@ -59,6 +61,33 @@ def test_drawing_has_a_temperature_of_1_by_default(stories: Path, tmp_path: Path
     assert llm.load(stories, "cpu").generation_defaults == {"temperature": 0.0}
     (folder / "generation_config.json").unlink()
     assert llm.load(folder, "cpu").generation_defaults == {}
+
+
+@pytest.mark.needs("torch")
+def test_torch_stores_matrices_with_short_rows_by_columns(stories: Path) -> None:
+    torch = pytest.importorskip("torch")
+    columns = llm.load(stories, device("cpu", engine="torch"))
+    assert {
+        layer[name]["weight"].stride()[0]
+        for layer in columns.parameters["layers"]
+        for name in ("qkv", "output", "gate_up", "down")
+    } == {1}
+    rows = llm.load(stories, device("cpu", engine="numpy"))
+    ids = rows.generate("Once", 40, temperature=0).tokens
+    assert columns.generate("Once", 40, temperature=0).tokens == ids
+    assert_close(columns.score(ids).logprobs, rows.score(ids).logprobs, terms=1_000)
+    long, half = torch.zeros(2, 2048), torch.zeros(2, 8, dtype=torch.bfloat16)
+    tree = {"norm": {"weight": long}, "layers": [{"down": {"weight": x}} for x in (long, half)]}
+    assert lay_out_matrices(tree)["layers"] == [{"down": {"weight": x}} for x in (long, half)]
+
+
+@pytest.mark.needs("jax")
+def test_jax_on_a_cpu_warns_of_16_bits(stories: Path, recwarn: pytest.WarningsRecorder) -> None:
+    here = device("cpu", engine="jax")
+    llm.load(stories, here, "float32")
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="JAX computes bfloat16 on a CPU in three times the time"):
+        llm.load(stories, here, "bfloat16")
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ import pytest
 import anydevice
 from anydevice import nn, ops
 from anydevice._core.device import Device
+from anydevice._machine.engines import registry
+from anydevice._machine.engines.installed import Build
 from anydevice._train.batches import as_numbers
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError, VerificationError
 from tests.comparing import SAME_PROGRAM, assert_same_values, rounding
@@ -324,3 +326,17 @@ def test_an_engine_in_the_place_of_a_device_is_told_from_one() -> None:
     with pytest.raises(UnsupportedError, match=r'leave device= out, .*engine="torch"') as raised:
         trained(numpy, BATCHES)
     assert raised.value.absent is not None
+
+
+def test_without_a_library_that_trains_the_command_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = registry.read_build
+    monkeypatch.setattr(
+        registry,
+        "read_build",
+        lambda name, *rest: read(name, *rest) if name == "numpy" else Build(name, name),
+    )
+    numpy = anydevice.device("cpu", engine="numpy")
+    words = "NumPy has no autodiff, and no installed library has it; run: pip install .*torch"
+    with pytest.raises(UnsupportedError, match=words) as raised:
+        trained(numpy, BATCHES)
+    assert "device=" not in str(raised.value)

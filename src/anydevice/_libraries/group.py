@@ -22,7 +22,7 @@ from anydevice._core import checks
 from anydevice._core.files import read_small, writing
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.protocols import Launched
-from anydevice._machine.settings.files import verdicts_file
+from anydevice._machine.settings.files import described, verdicts_file
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 SECRET, FOLDER, FAILURE = "ANYDEVICE_SECRET", "ANYDEVICE_GROUP", "ANYDEVICE_FAILED"
@@ -58,7 +58,7 @@ def read_secret(is_local: bool) -> bytes:
                     write(secrets.token_hex(_HMAC_LENGTH))
             return read_small(path, trusted=True)
     except OSError as error:
-        why = f"none can be kept in {path} ({error.strerror})"
+        why = f"none can be kept in {described(path)} ({error.strerror})"
     raise ConfigurationError(
         f"the processes need a secret, since {why}; set {SECRET} to the same text in all, such as "
         "the output of `openssl rand -hex 32`",

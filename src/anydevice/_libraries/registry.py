@@ -14,11 +14,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from anydevice._core.device import Device
+from anydevice._core.finding import Facts
 from anydevice._core.hooks import is_loaded, is_of
-from anydevice._core.record import Record
-from anydevice._core.text import type_text
+from anydevice._core.record import Record, replace
+from anydevice._core.text import install_command, type_text
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
+from anydevice._machine.engines.diagnosis import command_for
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -132,12 +134,25 @@ def training_device(adapter: ModelAdapter, device: Device | str | None) -> Devic
     """Return the device and an engine with gradients: the requested one, or the first that can."""
     chosen = _of_any_library(adapter, device, "autodiff")
     if chosen.engine is not None and not _has(chosen.engine, "autodiff"):
-        absent = registry.row_of(chosen.engine).lacks["autodiff"]
-        raise UnsupportedError(
-            f'{absent}: leave device= out, or give one such as device("cpu", engine="torch")',
-            absent,
-        )
+        raise _no_autodiff(chosen, chosen.engine, is_given=device is not None)
     return chosen
+
+
+def _no_autodiff(device: Device, engine: str, *, is_given: bool) -> UnsupportedError:
+    """Return the error for an engine without gradients: what to install, or what to write."""
+    absent = registry.row_of(engine).lacks["autodiff"]
+    places = [(p, name) for p in (device.backend, "cpu") for name in registry.engines_for(p)]
+    able = [(place, name) for place, name in places if _has(name, "autodiff")]
+    place, name = next((row for row in able if registry.installed(row[1]).installed), able[0])
+    build = registry.installed(name)
+    if build.installed:
+        first = "leave device= out, or give" if is_given else "give"
+        words = f'{absent}: {first} one such as device("{place}", engine="{name}")'
+        return UnsupportedError(words, absent)
+    facts = device.status.facts if device.status and place == device.backend else Facts(place)
+    command = command_for(build, place, facts) or install_command(name)
+    what = f"{absent.what}, and no installed library has it"
+    return replace(absent, what=what, instead=f"run: {command}").error()
 
 
 def _of_any_library(

@@ -121,8 +121,6 @@ SCORED = 256
 """Number of tokens that are scored at a time."""
 KINDS_OF_SAMPLING = 8
 """Number of compiled sampling programs that are kept, the most recently used ones."""
-_MATRICES = ("qkv", "output", "gate_up", "down")
-"""The names of the matrices that every token is multiplied with."""
 FINITE_CHUNK = 2**24
 """Number of a weight's elements that are widened at a time to check whether they are finite."""
 
@@ -445,15 +443,6 @@ class DecoderExecutor(Executor):
 
     def scores(self, x: Array, targets: Array) -> Array:
         return self._scores({**self._norm, **self._head}, x, targets)
-
-
-def lay_out_layers(layers: Sequence[dict[str, Any]], like: Array) -> None:
-    """Store the matrices of layers in the order in which the engine multiplies one row fastest."""
-    lay_out = own_version(like, "lay_out_matrix", not_implemented)
-    if lay_out is not not_implemented:
-        for matrix in [layer[name] for layer in layers for name in _MATRICES if name in layer]:
-            if "weight" in matrix:
-                matrix["weight"] = lay_out(matrix["weight"])
 
 
 def fused_layer(layer: decoder.DecoderLayer, like: Array, name: str) -> FusedLayer:

@@ -15,27 +15,20 @@ from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.locks import ExitLock
 from anydevice._core.record import NOTHING, Record
-from anydevice._core.text import format_count, format_size
+from anydevice._core.text import format_count, format_size, warn
 from anydevice._formats.gguf import read_gguf, sampling_values
 from anydevice._formats.load import Joined, Stored, load_joined
 from anydevice._llm.capture import check_kernels
 from anydevice._llm.decoder import Parameters
 from anydevice._llm.description import Description, describe
-from anydevice._llm.generate import (
-    DecoderExecutor,
-    Executor,
-    Prompts,
-    Step,
-    lay_out_layers,
-    replies,
-    score,
-)
+from anydevice._llm.generate import DecoderExecutor, Executor, Prompts, Step, replies, score
 from anydevice._llm.sampling import GenerationOptions, Sampling, generation_options, sampling
 from anydevice._llm.template import refuse_images
 from anydevice._llm.text import TextStream
 from anydevice._llm.tokenizer import CONFIG, GENERATION, TOKENIZER, Tokenizer, read_values
 from anydevice._llm.weights import (
     TreePath,
+    lay_out_matrices,
     plan_parameters,
     runnable_dtype,
     tree_of,
@@ -191,8 +184,12 @@ def load(
         target = _with_fast_engine(target, plan.estimate.weights)
         if target.backend == "cuda":
             check_kernels(target, dtype)
-        parameters = tree_of(load_joined(stored, target, progress))
-        lay_out_layers(parameters["layers"], parameters["norm"]["weight"])
+        if target.backend == "cpu" and target.engine == "jax" and dtype in _SLOW_WITH_JAX:
+            warn(
+                f"JAX computes {dtype} on a CPU in three times the time of float32 or more: leave "
+                "dtype= out, or name another engine"
+            )
+        parameters = lay_out_matrices(tree_of(load_joined(stored, target, progress)))
         executor = DecoderExecutor(description, parameters, target)
     model = LanguageModel.__new__(LanguageModel)
     model._begin(executor, tokenizer, plan, title_of(path), defaults)
@@ -633,6 +630,7 @@ def _plan(
     )
 
 
+_SLOW_WITH_JAX = ("bfloat16", "float16")
 _SEVERAL = "several devices together are used by vLLM, or by transformers with device_map='auto'"
 
 

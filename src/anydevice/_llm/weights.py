@@ -36,12 +36,14 @@ from anydevice._formats.quantize import SCHEMES, fitting, quantizer_of
 from anydevice._formats.quantized_folder import QuantizedTensor, quantized_tensors
 from anydevice._formats.safetensors import StoredTensor, read_model
 from anydevice._llm.description import Description, LayerDescription, Routing
+from anydevice._ops.dispatch import own_version
 from anydevice._plan.config import CONFIG_NAME, is_gguf_path, read_config
 from anydevice._plan.families import ARCHITECTURES
 from anydevice._plan.quantization import method_of, quantization_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
 _FLOAT32 = DTYPES["float32"]
+_MATRICES = ("qkv", "output", "gate_up", "down")
 
 MOST_EXPERTS = 4096
 """Limit of experts in a layer, above any model's; each expert has its own name in files."""
@@ -276,6 +278,15 @@ def plan_stored(
     left = {name for name, part in stored.items() if part.tensor.name not in used}
     _refuse_left_over(left, stored, description)
     return plan
+
+
+def lay_out_matrices(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Store the matrices of layers in the order in which the engine multiplies one row fastest."""
+    lay_out = own_version(parameters["norm"]["weight"], "lay_out_matrix", lambda matrix: matrix)
+    for layer in parameters["layers"]:
+        for matrix in (layer[name] for name in _MATRICES if "weight" in layer.get(name, ())):
+            matrix["weight"] = lay_out(matrix["weight"])
+    return parameters
 
 
 def tree_of(arrays: Mapping[TreePath, Any]) -> dict[str, Any]:

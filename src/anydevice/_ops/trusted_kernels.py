@@ -25,7 +25,7 @@ from anydevice._engines.trust import Entry
 from anydevice._machine.discovery.check import key_of
 from anydevice._machine.discovery.discover import discover
 from anydevice._machine.engines.registry import place_of, row_of
-from anydevice._machine.settings.files import read_cache, verdicts_file
+from anydevice._machine.settings.files import described, read_cache, verdicts_file
 
 _trusted: set[Entry] = set()
 _is_loaded = False
@@ -65,7 +65,7 @@ def change_trusted(right: set[Entry], wrong: set[Entry]) -> str | None:
                 lists = {key: sorted(map(list, pairs)) for key, pairs in saved.items()}
                 write(json.dumps(lists, indent=1, sort_keys=True) + "\n")
         except OSError as error:
-            return f"the kernels could not be kept in {kernels_file()}: {error.strerror}"
+            return f"the kernels could not be kept in {described(kernels_file())}: {error.strerror}"
     return None
 
 

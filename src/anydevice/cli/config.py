@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-from difflib import get_close_matches
 from pathlib import Path
 
 from anydevice._core.choice import Choice, Request
 from anydevice._core.text import ABSENT, UNUSABLE, USABLE, percent, printable, wrapped
 from anydevice._machine.choose.scope import make_request, why
 from anydevice._machine.discovery.discover import discover
-from anydevice._machine.settings.config import Config, current
+from anydevice._machine.settings.config import Config, current, unknown_variables
 from anydevice._machine.settings.files import (
+    NO_HOME,
+    described,
     measurements_file,
     project_file,
     user_file,
@@ -28,7 +29,6 @@ from anydevice.errors import AnyDeviceError
 EXAMPLE = "anydevice config --why"
 
 _VARIABLES = ("ANYDEVICE_DEVICE", "ANYDEVICE_ENGINE", "ANYDEVICE_HOME")
-_OTHERS = [f"ANYDEVICE_{n}" for n in ("SEED", "LAUNCHER", "FAILED", "SECRET", "WAIT_LIMIT")]
 
 Setting = tuple[str, str, str]
 """The name of a setting, its value in words, and where it came from."""
@@ -85,18 +85,16 @@ def _as_data(
 def _looked_at() -> dict[str, object]:
     return {
         "files": [
-            {"file": name, "path": None if path is None else str(path), "exists": _exists(path)}
-            for name, path in (("project file", project_file()), ("user file", user_file()))
+            {"file": name, "path": path and str(path), "exists": _exists(path)}
+            for name, path in (("project file", project_file()), ("user file", _user_file()))
         ],
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
-        "unknown_variables": _unknown(),
+        "unknown_variables": list(unknown_variables()),
     }
 
 
-def _unknown() -> list[str]:
-    """Return the variables that look like ours and that nothing reads."""
-    ours = (name for name in os.environ if name.startswith("ANYDEVICE_"))
-    return sorted(set(ours) - {*_VARIABLES, *_OTHERS})
+def _user_file() -> Path | None:
+    return None if user_file().parent == NO_HOME else user_file()
 
 
 def _exists(path: Path | None) -> bool:
@@ -140,10 +138,8 @@ def _show_places(output: Output) -> None:
     output.say("", output.paint("Looked at", "strong"))
     for variable in _VARIABLES:
         output.say(f"  {variable:<18}{printable(os.environ.get(variable, 'not set'))}")
-    for variable in _unknown():
-        near = get_close_matches(variable, _VARIABLES, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        note = output.paint(f"is not a setting{hint}", "bad")
+    for variable, advice in unknown_variables().items():
+        note = output.paint(f"is not a setting; {advice}", "bad")
         output.say(f"  {printable(variable):<17} {note}")
     for name, path in (
         ("project file", project_file()),
@@ -152,8 +148,9 @@ def _show_places(output: Output) -> None:
         ("measurements", measurements_file()),
         ("our kernels", kernels_file()),
     ):
-        words = f"{printable(path)}{'' if _exists(path) else ' (does not exist)'}"
-        output.say(f"  {name:<18}{words if path else 'none here or in a folder above'}")
+        words = "none here or in a folder above" if path is None else described(path)
+        is_missing = path is not None and NO_HOME not in path.parents and not _exists(path)
+        output.say(f"  {name:<18}{words}{' (does not exist)' if is_missing else ''}")
 
 
 def _show_steps(choice: Choice, output: Output) -> None:

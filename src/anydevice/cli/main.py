@@ -13,7 +13,7 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from errno import EDQUOT, EFBIG, EIO, ENOSPC
 from importlib import import_module
@@ -21,6 +21,8 @@ from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 import anydevice
+from anydevice._core.text import warn
+from anydevice._machine.settings.config import unknown_variables
 from anydevice.cli.printing import Output, complain, drop, error_in_json, fitted, output_on
 from anydevice.errors import AnyDeviceError, OutOfMemoryError
 
@@ -38,6 +40,7 @@ COMMANDS = {
     "watch": "a live view of every device: memory, load, heat, power and processes",
     "prefer": "save the device that you prefer",
     "config": "show the settings in force and where each came from",
+    "completion": "print a script that completes commands and options in a shell",
 }
 ANSWER_IS_NO, NOT_DONE, NOT_DECIDED, INTERRUPTED, NOBODY_READS = 1, 2, 3, 130, 141
 
@@ -47,8 +50,8 @@ _FULL = (ENOSPC, EDQUOT, EFBIG, EIO)
 _MAY_BE_EMPTY = ("prompt", "system", "device")
 """Arguments whose commands say what an empty text means."""
 
-_WITHOUT_JSON = ("launch",)
-"""Commands that print nothing of their own: what a script prints is the script's."""
+_WITHOUT_JSON = {"launch": "what the script prints", "completion": "a script"}
+"""Commands whose output is not for JSON, and what it is."""
 
 _DESCRIPTION = (
     "Find every accelerator of this machine and choose one.\n"
@@ -80,6 +83,8 @@ class _UsageError(Exception):
 
 class _Parser(argparse.ArgumentParser):
     """A parser that raises where argparse would print and exit, so that --json holds here too."""
+
+    commands: Mapping[str, argparse.ArgumentParser]
 
     def error(self, message: str) -> NoReturn:
         raise _UsageError(self.format_usage(), message)
@@ -127,10 +132,13 @@ def _run(words: list[str], output: Output) -> int:
         arguments = parser.parse_args(words)
         _check_names(arguments, words, parser)
         if arguments.json and name in _WITHOUT_JSON:
-            parser.error(f"{name} prints what the script prints, and has no --json of its own")
+            parser.error(f"{name} prints {_WITHOUT_JSON[name]}, and has no --json of its own")
         # With `--json FILE` the terminal is for people, errors too.
         as_json = arguments.json and getattr(arguments, "file", None) in (None, "-")
         with _warnings_in_a_line():
+            if name != "config":  # which lists them
+                for variable, advice in unknown_variables().items():
+                    warn(f"{variable} is not a setting; {advice}")
             code: int = command.run(arguments, output)
             return code
     except SystemExit as leaving:  # --help and --version
@@ -154,7 +162,13 @@ def _check_names(
             parser.error(f"{option if option in options else name.upper()} is empty: give a name")
 
 
-def _parser(command: ModuleType, chosen: str | None) -> argparse.ArgumentParser:
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command; of the program itself for an empty name."""
+    parser = _parser(import_module(f"anydevice.cli.{name or 'overview'}"), name)
+    return parser.commands[name] if name else parser
+
+
+def _parser(command: ModuleType, chosen: str | None) -> _Parser:
     parser = _Parser(
         prog="anydevice",
         description=_DESCRIPTION,
@@ -164,6 +178,7 @@ def _parser(command: ModuleType, chosen: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"anydevice {anydevice.__version__}")
     parser.add_argument("--json", action="store_true", help="print JSON")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    parser.commands = commands.choices
     for name, summary in COMMANDS.items():
         sub = commands.add_parser(
             name,

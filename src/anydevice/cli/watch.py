@@ -1,14 +1,16 @@
-"""`anydevice watch`: a live view of every device; piped, one line a second for each."""
+"""`anydevice watch`: a live view of every device; lines, JSON or CSV for files; Prometheus."""
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from itertools import count
 
 from rich.cells import cell_len
 
@@ -22,7 +24,9 @@ from anydevice._machine.hardware.readers import DeviceProcess, Readings, process
 from anydevice._machine.settings.config import check_wish
 from anydevice.cli.options import add_filters, add_options, add_switches, seconds
 from anydevice.cli.printing import Output
+from anydevice.cli.prometheus import DEFAULT, exposition, serve
 from anydevice.cli.terminal import Event, Screen, TerminalEvents, shows_live_views
+from anydevice.errors import ConfigurationError
 
 EXAMPLE = "anydevice watch --device cuda --interval 0.25"
 
@@ -45,19 +49,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     interval = f"from one look to the next ({_LIVE:g}; {_PIPED:g} when piped)"
     limited = partial(seconds, low=0.05, high=3600.0)
     add_options(parser, ("--interval", "SECONDS", limited, interval))
-    add_switches(parser, once="look once and end")
+    rows = "a row for each device and look, below one row of names"
+    add_switches(parser, once="look once and end", csv=rows)
+    address = f"serve metrics at this address, as dcgm-exporter does ({DEFAULT}, on loopback)"
+    parser.add_argument("--prometheus", metavar="ADDRESS", nargs="?", const=DEFAULT, help=address)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Watch until q, Ctrl-C or a signal to end; return 0."""
+    if bool(arguments.json) + arguments.csv + bool(arguments.prometheus) > 1:
+        raise ConfigurationError("--json, --csv and --prometheus exclude one another", "--json")
+    if arguments.prometheus and arguments.interval:
+        raise ConfigurationError("--prometheus looks at each request: leave --interval out")
     cards = cards_among(arguments.device or ())
-    if arguments.once:
-        if arguments.json:
-            output.json(_sample(_usages(cards)))
-        else:
-            output.say(*frame(_usages(cards), output, width=output.width or _WIDTH))
-    elif arguments.json or not shows_live_views(output):
-        _print(cards, output, arguments.interval or _PIPED, as_json=arguments.json)
+    if arguments.prometheus and arguments.once:
+        output.write(exposition(_usages(cards)))
+    elif arguments.prometheus:
+        serve(arguments.prometheus, partial(_usages, cards), output)
+    elif arguments.once and arguments.json:
+        output.json(_sample(_usages(cards)))
+    elif arguments.once and not arguments.csv:
+        output.say(*frame(_usages(cards), output, width=output.width or _WIDTH))
+    elif arguments.json or arguments.csv or not shows_live_views(output):
+        _print(cards, output, arguments)
     else:
         _show(cards, output, arguments.interval or _LIVE)
     return 0
@@ -67,19 +81,31 @@ def _usages(cards: Sequence[Card]) -> list[DeviceUsage]:
     return [usage_of(card) for card in cards]
 
 
-def _print(cards: Sequence[Card], output: Output, interval: float, *, as_json: bool) -> None:
+def _print(cards: Sequence[Card], output: Output, arguments: argparse.Namespace) -> None:
     with TerminalEvents() as events:
-        while True:
-            next_time = time.monotonic() + interval
+        for number in count():
+            next_time = time.monotonic() + (arguments.interval or _PIPED)
             usages = _usages(cards)
-            if as_json:
+            if arguments.json:
                 output.stream.write(json.dumps(_sample(usages)) + "\n")
+            elif arguments.csv:
+                _write_csv(usages, output, with_names=number == 0)
             else:
                 now = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
                 output.say(*(f"{now}  {line(usage)}" for usage in usages))
             output.stream.flush()
-            if events.wait_until(next_time) == "quit":
+            if arguments.once or events.wait_until(next_time) == "quit":
                 return
+
+
+def _write_csv(usages: Sequence[DeviceUsage], output: Output, *, with_names: bool) -> None:
+    for usage in usages:
+        plain = {"time": _sample(())["time"]} | usage.to_dict()
+        plain |= {"processes": len(usage.processes), "also": " ".join(usage.also)}
+        rows = csv.DictWriter(output, plain, lineterminator="\n")
+        if with_names and usage is usages[0]:
+            rows.writeheader()
+        rows.writerow(plain)
 
 
 def _show(cards: Sequence[Card], output: Output, interval: float) -> None:
@@ -237,6 +263,7 @@ class DeviceUsage(Record):
     readings: Readings
     processes: tuple[DeviceProcess, ...] = ()
     also: tuple[str, ...] = ()
+    uuid: str | None = None
 
     @property
     def free(self) -> int | None:
@@ -265,6 +292,7 @@ class DeviceUsage(Record):
         return {
             **plain,
             "free": readings.pop("free_memory"),
+            "used": self.taken,
             "pressure": self.pressure,
             **readings,
         }
@@ -300,4 +328,5 @@ def usage_of(card: Card) -> DeviceUsage:
         readings=readings(device.backend, device.index, facts),
         processes=processes(device.backend, device.index, facts),
         also=tuple(str(other) for other in card[1:]),
+        uuid=facts.uuid,
     )

@@ -44,6 +44,10 @@ _MADE_BY_US = "# written by anydevice; removed when no setting is left\n"
 """The first line of a settings file that `prefer` made."""
 
 SEED = "ANYDEVICE_SEED"
+VARIABLES = ("DEVICE", "ENGINE", "HOME", "SEED", "SECRET", "WAIT_LIMIT")
+"""The variables for users, each after "ANYDEVICE_"."""
+_OTHER_VARIABLES = ("LAUNCHER", "FAILED", "GROUP", "DATA", "PEER_PYTHON")
+"""Variables that `launch` sets for its processes, and those of our own tests, as "TEST_…" is."""
 
 _NAMES_SHOWN = 5
 """Limit on the names in one message."""
@@ -202,6 +206,20 @@ def seed(given: object, owner: str) -> int:
         return int(text)
     random = int.from_bytes(os.urandom(4), "little")
     return integer(SEED, text, 0, owner=owner) if text else random
+
+
+def unknown_variables() -> dict[str, str]:
+    """Return the variables that look like ours and that nothing reads, each with advice."""
+    from difflib import get_close_matches  # slow to load, and only commands need it
+
+    unknown = {}
+    for name in sorted(os.environ):
+        prefix, _, rest = name.partition("_")
+        is_known = rest in (*VARIABLES, *_OTHER_VARIABLES) or rest.startswith("TEST_")
+        if prefix.upper() == "ANYDEVICE" and not (is_known and prefix.isupper()):
+            near = get_close_matches(rest.upper(), VARIABLES, 1) or VARIABLES
+            unknown[name] = f"did you mean ANYDEVICE_{' or ANYDEVICE_'.join(near)}?"
+    return unknown
 
 
 def _merge_settings(read: Iterable[FileSettings]) -> tuple[Config, dict[str, str]]:
@@ -553,7 +571,7 @@ def _allowed_variables(variables: Mapping[str, Any], source: str) -> dict[str, A
         warn(
             f"{source}: a project's file may not set {names}{more}, but only what is known to be "
             "harmless; if you want it, put it into your own file, "
-            f"{printable(files.user_file())}"
+            f"{files.described(files.user_file())}"
         )
     return allowed
 
@@ -604,7 +622,7 @@ def _change(path: Path, changes: Mapping[str, str | list[str] | None]) -> None:
         ) from error
     except OSError as error:
         raise ConfigurationError(
-            f"{path} cannot be written ({error.strerror}); nothing was changed. "
+            f"{files.described(path)} cannot be written ({error.strerror}); nothing was changed. "
             "Set ANYDEVICE_DEVICE instead, or ANYDEVICE_HOME to a folder that can be written",
             str(path),
         ) from error

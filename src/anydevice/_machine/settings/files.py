@@ -28,6 +28,13 @@ fake: tuple[Path | None, frozenset[Path]] = (None, frozenset())
 _said_no_home = False
 
 
+def described(path: Path) -> str:
+    """Return a path for a message; without a home, the file's name and why it is nowhere."""
+    if NO_HOME in path.parents:
+        return f"{path.name} (this user has no home folder: set ANYDEVICE_HOME to one)"
+    return printable(path)
+
+
 def user_file() -> Path:
     """Return the user's settings; in `ANYDEVICE_HOME` where that is set."""
     return _home("user_config_dir") / FILE_NAME
@@ -85,7 +92,7 @@ def write_cache(path: Path, name: str, make: Callable[[], object]) -> str | None
         with writing(path, private=True) as write:
             write(json.dumps(make(), indent=1, sort_keys=True) + "\n")
     except OSError as error:
-        return f"{name} could not be kept in {path}: {error.strerror}"
+        return f"{name} could not be kept in {described(path)}: {error.strerror}"
     return None
 
 
