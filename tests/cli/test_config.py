@@ -156,19 +156,6 @@ def test_as_json(anydevice: Anydevice, project: Path) -> None:
     assert [step["taken"] for step in with_steps["steps"]] == [True]
 
 
-def test_unknown_variables_are_named(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANYDEVICE_DEVCE", "cpu")
-    monkeypatch.setenv("ANYDEVICE_LAUNCHER", "1")
-    monkeypatch.setenv("ANYDEVICE_TRIAL", "numpy")
-    code, out, _ = anydevice("config")
-    [line] = [line for line in out.splitlines() if "ANYDEVICE_DEVCE" in line]
-    assert code == 0
-    assert line.endswith(" is not a setting; did you mean ANYDEVICE_DEVICE?")
-    assert "ANYDEVICE_TRIAL   is not" in out
-    assert "ANYDEVICE_LAUNCHER" not in out
-    assert "ANYDEVICE_DEVCE" in anydevice.json("config")["unknown_variables"]
-
-
 def test_a_broken_file_is_named(anydevice: Anydevice, project: Path) -> None:
     project.write_text("x64 = 3\n")
     code, out, err = anydevice("config")

@@ -389,7 +389,7 @@ def everything():
         device = anydevice.device("cpu")
         device.check()
         print(device, compiled_folder("jax"), len(said), file=sys.stderr)
-sys.stdout = open(os.devnull, "w")
+sys.stdout = sys.stderr
 everything()  # imports all, since the interpreter may lie where only root can read
 del os.environ["ANYDEVICE_HOME"]
 anydevice.discover(refresh=True)
@@ -408,6 +408,8 @@ def test_without_a_home_everything_works_and_nothing_is_saved(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     said = done.stderr.partition("without\n")[2]
     assert said.count("this user has no home folder") == 1, said
+    assert os.devnull not in said
+    assert "anydevice.toml (without a home folder: set ANYDEVICE_HOME to one)" in said
     codes = [line for line in said.splitlines() if line.startswith("[")]
     assert codes == [
         "[] 0",

@@ -42,8 +42,7 @@ from tests.faults.damage import (
     header_at_random,
     mostly_header,
 )
-from tests.llm.parameters import load_parameters
-from tests.llm.random_weights import random_parameters
+from tests.llm.random_weights import load_parameters, random_parameters
 
 CPU = device("cpu", engine="numpy")
 SPARE = 3 * 2**20

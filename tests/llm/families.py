@@ -16,7 +16,7 @@ from anydevice._core.record import Record
 from anydevice._llm import decoder
 from anydevice._llm.description import Description, describe
 from anydevice._plan.config import ModelConfig, read_config
-from tests.llm.parameters import load_parameters
+from tests.llm.random_weights import load_parameters
 
 TOKENS = 21
 BASE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}

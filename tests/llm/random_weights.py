@@ -1,4 +1,4 @@
-"""Random parameters of a decoder, for tests and measurements without a model's files."""
+"""Parameters of a decoder: of files, or random ones for tests and measurements without files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from anydevice import ops
 from anydevice._core.array import Array
 from anydevice._core.device import Device, not_driven
 from anydevice._core.dtypes import DTYPES, DType, as_dtype
+from anydevice._formats.load import load_joined
 from anydevice._llm.description import Description
-from anydevice._llm.weights import Parameter, TreePath, parameters_of, tree_of
+from anydevice._llm.weights import Parameter, TreePath, parameters_of, plan_parameters, tree_of
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
 from anydevice._nn.random_choice import folded_seed, mixed
@@ -20,6 +21,13 @@ from anydevice._ops.dispatch import primitives
 
 INT32, FLOAT32 = DTYPES["int32"], DTYPES["float32"]
 BY_ROW, BY_COLUMN = 0x243F6A89, 0x13198A2F  # odd numbers without a pattern
+
+
+def load_parameters(
+    folder: Any, description: Description, device: Device, dtype: object = None, **options: Any
+) -> dict[str, Any]:
+    """Load the parameters of a decoder onto a device, from a folder or a GGUF file."""
+    return tree_of(load_joined(plan_parameters(folder, description, dtype, **options), device))
 
 
 def random_parameters(

@@ -36,7 +36,7 @@ from tests.llm.families import (
     skip_unless_listed,
     whole_logits,
 )
-from tests.llm.parameters import load_parameters
+from tests.llm.random_weights import load_parameters
 
 CLOSE = 1e-4
 SHORT = ("numpy", "torch")

@@ -30,7 +30,7 @@ from anydevice._plan.model import shape_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 from anydevice.llm import load
 from tests.comparing import COPIED, SAME_PROGRAM, assert_same_integers, assert_same_values
-from tests.llm.parameters import load_parameters
+from tests.llm.random_weights import load_parameters
 
 gguf = pytest.importorskip("gguf")
 from tests.llm.families import BASE, whole_logits  # noqa: E402

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from anydevice import device, llm, testing
 from anydevice._llm.description import describe
-from anydevice._llm.weights import lay_out_matrices
+from anydevice._llm.weights import MATRICES
 from anydevice._plan.config import as_config
 from anydevice._plan.families import ARCHITECTURES, ForwardSpec, ModelFamily
 from anydevice._plan.plan import plan_inference
@@ -65,29 +65,20 @@ def test_drawing_has_a_temperature_of_1_by_default(stories: Path, tmp_path: Path
 
 @pytest.mark.needs("torch")
 def test_torch_stores_matrices_with_short_rows_by_columns(stories: Path) -> None:
-    torch = pytest.importorskip("torch")
-    columns = llm.load(stories, device("cpu", engine="torch"))
-    assert {
-        layer[name]["weight"].stride()[0]
-        for layer in columns.parameters["layers"]
-        for name in ("qkv", "output", "gate_up", "down")
-    } == {1}
-    rows = llm.load(stories, device("cpu", engine="numpy"))
-    ids = rows.generate("Once", 40, temperature=0).tokens
-    assert columns.generate("Once", 40, temperature=0).tokens == ids
-    assert_close(columns.score(ids).logprobs, rows.score(ids).logprobs, terms=1_000)
-    long, half = torch.zeros(2, 2048), torch.zeros(2, 8, dtype=torch.bfloat16)
-    tree = {"norm": {"weight": long}, "layers": [{"down": {"weight": x}} for x in (long, half)]}
-    assert lay_out_matrices(tree)["layers"] == [{"down": {"weight": x}} for x in (long, half)]
+    model = llm.load(stories, device("cpu", engine="torch"))
+    matrices = [layer[name]["weight"] for layer in model.parameters["layers"] for name in MATRICES]
+    assert {matrix.stride()[0] for matrix in matrices} == {1}
+    ids = model.generate("Once", 40, temperature=0).tokens
+    expected = llm.load(stories, device("cpu", engine="numpy")).score(ids).logprobs
+    assert_close(model.score(ids).logprobs, expected, terms=1_000, dtype="float32")
 
 
 @pytest.mark.needs("jax")
 def test_jax_on_a_cpu_warns_of_16_bits(stories: Path, recwarn: pytest.WarningsRecorder) -> None:
-    here = device("cpu", engine="jax")
-    llm.load(stories, here, "float32")
-    assert not recwarn.list
-    with pytest.warns(UserWarning, match="JAX computes bfloat16 on a CPU in three times the time"):
-        llm.load(stories, here, "bfloat16")
+    for dtype in ("float32", "bfloat16"):
+        llm.load(stories, device("cpu", engine="jax"), dtype)
+    (warning,) = recwarn.list
+    assert "JAX computes bfloat16 on a CPU in three times the time" in str(warning.message)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from tests.programs import run_python
 
 gguf = pytest.importorskip("gguf")
 from tests.llm.families import LLAMA3, LONG  # noqa: E402
-from tests.llm.parameters import load_parameters  # noqa: E402
+from tests.llm.random_weights import load_parameters  # noqa: E402
 from tests.llm.test_gguf import FAMILIES, LINES, byte_level, made, tokenizer_file  # noqa: E402
 from tests.llm.tokenizer_files import pairs  # noqa: E402
 

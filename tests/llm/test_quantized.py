@@ -17,8 +17,8 @@ from anydevice._machine.engines import registry
 from anydevice._plan.config import read_config
 from tests.comparing import assert_close
 from tests.llm.families import TOKENS, whole_logits
-from tests.llm.parameters import load_parameters
 from tests.llm.quantized_files import METHODS, write_folders
+from tests.llm.random_weights import load_parameters
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "model_type": "llama"}
 SIZES |= {"vocab_size": 97, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -27,8 +27,7 @@ from anydevice._plan.config import as_config, read_config
 from anydevice.errors import TransferError, UnsupportedError
 from tests.comparing import COPIED, EXACT, assert_close, assert_same_values
 from tests.llm.families import BASE, CASES, random_model, whole_logits
-from tests.llm.parameters import load_parameters
-from tests.llm.random_weights import random_parameters
+from tests.llm.random_weights import load_parameters, random_parameters
 
 
 def place(engine: str) -> Device:

@@ -43,7 +43,8 @@ from anydevice._plan.quantization import method_of, quantization_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
 _FLOAT32 = DTYPES["float32"]
-_MATRICES = ("qkv", "output", "gate_up", "down")
+MATRICES = ("qkv", "output", "gate_up", "down")
+"""The matrices of a layer that every token is multiplied with."""
 
 MOST_EXPERTS = 4096
 """Limit of experts in a layer, above any model's; each expert has its own name in files."""
@@ -284,7 +285,7 @@ def lay_out_matrices(parameters: dict[str, Any]) -> dict[str, Any]:
     """Store the matrices of layers in the order in which the engine multiplies one row fastest."""
     lay_out = own_version(parameters["norm"]["weight"], "lay_out_matrix", lambda matrix: matrix)
     for layer in parameters["layers"]:
-        for matrix in (layer[name] for name in _MATRICES if "weight" in layer.get(name, ())):
+        for matrix in (layer[name] for name in MATRICES if "weight" in layer.get(name, ())):
             matrix["weight"] = lay_out(matrix["weight"])
     return parameters
 

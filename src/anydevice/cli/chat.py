@@ -25,7 +25,7 @@ from anydevice._core.text import format_time
 from anydevice._plan.config import locate
 from anydevice.cli.loading import load_model
 from anydevice.cli.main import INTERRUPTED
-from anydevice.cli.options import Option, add_filters, add_options, count
+from anydevice.cli.options import Option, add_filters, add_options, check_place, count
 from anydevice.cli.printing import Output, complain, output_on
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
@@ -86,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Chat, or give one reply."""
+    check_place(arguments.device, arguments.engine)
     locate(arguments.model)  # nobody types or pipes a prompt for a model that is nowhere
     prompt = _prompt(arguments)
     notes = output if prompt is None and output.width is not None else output_on(sys.stderr)

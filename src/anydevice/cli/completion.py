@@ -45,7 +45,6 @@ autoload -U +X bashcompinit && bashcompinit
 
 _BARE = (0, "?")
 """`nargs` of options after which any word may follow."""
-
 Parsers = Mapping[str, argparse.ArgumentParser]
 
 

@@ -83,18 +83,15 @@ def _as_data(
 
 
 def _looked_at() -> dict[str, object]:
+    user_s = None if user_file().parent == NO_HOME else user_file()
     return {
         "files": [
             {"file": name, "path": path and str(path), "exists": _exists(path)}
-            for name, path in (("project file", project_file()), ("user file", _user_file()))
+            for name, path in (("project file", project_file()), ("user file", user_s))
         ],
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "unknown_variables": list(unknown_variables()),
     }
-
-
-def _user_file() -> Path | None:
-    return None if user_file().parent == NO_HOME else user_file()
 
 
 def _exists(path: Path | None) -> bool:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 DEFAULT = ":9400"
 """The port of dcgm-exporter, on loopback."""
-
 _PATH = "/metrics"
 _ADDRESS = re.compile(r"(?:([^:\[\]]*|\[[^\[\]]+\]):)?([0-9]{1,5})")
 _MIB = 2**-20
@@ -53,8 +52,7 @@ def exposition(usages: Sequence[DeviceUsage]) -> str:
         for metric, is_cpu in ((name, False), (f"anydevice_cpu_{key}", True)):
             values = [(labels, plain[key]) for cpu, labels, plain in rows if cpu == is_cpu]
             known = [(labels, value) for labels, value in values if isinstance(value, int | float)]
-            if known:
-                lines += [f"# HELP {metric} {text}", f"# TYPE {metric} gauge"]
+            lines += [f"# HELP {metric} {text}", f"# TYPE {metric} gauge"] if known else []
             lines += [f"{metric}{{{labels}}} {value * factor:.10g}" for labels, value in known]
     return "".join(f"{line}\n" for line in lines)
 
@@ -95,8 +93,8 @@ def serve(address: str, measure: Callable[[], Sequence[DeviceUsage]], output: Ou
     server.measure = measure
     with server, TerminalEvents() as events:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://{match[1] or host}:{server.server_address[1]}{_PATH}"
-        output.write(f"Serving {url}; Ctrl-C ends\n")
+        place = f"{match[1] or host}:{server.server_address[1]}"
+        output.write(f"Serving http://{place}{_PATH}; Ctrl-C ends\n")
         while events.wait_until(time.monotonic() + 3600) != "quit":
             pass
         server.shutdown()

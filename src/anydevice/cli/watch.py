@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Watch until q, Ctrl-C or a signal to end; return 0."""
-    if bool(arguments.json) + arguments.csv + bool(arguments.prometheus) > 1:
+    if arguments.json + arguments.csv + bool(arguments.prometheus) > 1:
         raise ConfigurationError("--json, --csv and --prometheus exclude one another", "--json")
     if arguments.prometheus and arguments.interval:
         raise ConfigurationError("--prometheus looks at each request: leave --interval out")

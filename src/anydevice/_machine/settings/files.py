@@ -31,7 +31,7 @@ _said_no_home = False
 def described(path: Path) -> str:
     """Return a path for a message; without a home, the file's name and why it is nowhere."""
     if NO_HOME in path.parents:
-        return f"{path.name} (this user has no home folder: set ANYDEVICE_HOME to one)"
+        return f"{path.name} (without a home folder: set ANYDEVICE_HOME to one)"
     return printable(path)
 
 
