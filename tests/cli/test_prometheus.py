@@ -32,6 +32,7 @@ def test_the_names_units_and_labels_of_dcgm() -> None:
     dcgm = {
         "GPU_UTIL": 78, "MEM_COPY_UTIL": 41, "FB_USED": 71680, "FB_FREE": 71680,
         "FB_TOTAL": 144384, "GPU_TEMP": 62, "POWER_USAGE": 512.4, "POWER_MGMT_LIMIT": 700,
+        "SM_CLOCK": 1980, "FAN_SPEED": 40,
     }  # fmt: skip
     values = {name: family.samples[0].value for name, family in families.items()}
     expected = {f"DCGM_FI_DEV_{name}": dcgm[name] for name in dcgm} | {"anydevice_cpu_load": 5}
