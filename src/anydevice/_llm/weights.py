@@ -283,10 +283,9 @@ def plan_stored(
 
 def lay_out_matrices(parameters: dict[str, Any]) -> dict[str, Any]:
     """Store the matrices of layers in the order in which the engine multiplies one row fastest."""
-    lay_out = own_version(parameters["norm"]["weight"], "lay_out_matrix", lambda matrix: matrix)
-    for layer in parameters["layers"]:
-        for matrix in (layer[name] for name in MATRICES if "weight" in layer.get(name, ())):
-            matrix["weight"] = lay_out(matrix["weight"])
+    lay_out = own_version(parameters["norm"]["weight"], "lay_out_matrices", lambda matrices: None)
+    parts = [layer[name] for layer in parameters["layers"] for name in MATRICES if name in layer]
+    lay_out([matrix for matrix in parts if "weight" in matrix])
     return parameters
 
 

@@ -27,7 +27,7 @@ from anydevice._core.rope_scaling import depends_on_length, freeze, frequencies,
 from anydevice._engines.base import visible_keys
 from anydevice._engines.quantized import dequantizer, linear
 from anydevice._engines.torch.captured import captured_step
-from anydevice._engines.torch.decoder_layer import decoder_layer, lay_out_matrix
+from anydevice._engines.torch.decoder_layer import decoder_layer, lay_out_matrices
 from anydevice._engines.torch.experts import experts
 from anydevice._engines.torch.primitives import PRIMITIVES, is_eager_on_cpu, sortable
 
@@ -622,7 +622,7 @@ _OWN: dict[str, Function] = {
     "total_size": total_size,
     "captured_step": captured_step,
     "decoder_layer": decoder_layer,
-    "lay_out_matrix": lay_out_matrix,
+    "lay_out_matrices": lay_out_matrices,
     "dequantize": dequantizer(
         torch.stack, Tensor.float, lambda table, codes: _levels(table, codes.device)[codes.int()]
     ),
