@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Chat, or give one reply."""
     check_place(arguments.device, arguments.engine)
-    locate(arguments.model)  # nobody types or pipes a prompt for a model that is nowhere
+    locate(arguments.model)  # a missing model is an error before a missing prompt
     prompt = _prompt(arguments)
     notes = output if prompt is None and output.width is not None else output_on(sys.stderr)
     options = _options(arguments)
