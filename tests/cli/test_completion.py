@@ -12,7 +12,6 @@ LINES = {
     "anydevice --json backe": "backends",
     "anydevice watch --device roc": "rocm",
     "anydevice watch --device = roc": "rocm",
-    "anydevice launch --engine t": "torch",
     "anydevice chat a": "",
 }
 BASH = """

@@ -184,7 +184,7 @@ def load(
         target = _with_fast_engine(target, plan.estimate.weights)
         if target.backend == "cuda":
             check_kernels(target, dtype)
-        if target.backend == "cpu" and target.engine == "jax" and dtype in _SLOW_WITH_JAX:
+        if target.backend == "cpu" and target.engine == "jax" and dtype in ("bfloat16", "float16"):
             warn(
                 f"JAX computes {dtype} on a CPU in three times the time of float32 or more: leave "
                 "dtype= out, or name another engine"
@@ -630,7 +630,6 @@ def _plan(
     )
 
 
-_SLOW_WITH_JAX = ("bfloat16", "float16")
 _SEVERAL = "several devices together are used by vLLM, or by transformers with device_map='auto'"
 
 
