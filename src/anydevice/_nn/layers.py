@@ -509,8 +509,7 @@ class Concatenate(Layer):
         axis = self.axis + (self.axis < 0) * len(shapes[0])
         alike = len({(len(own), own[:axis], own[axis + 1 :]) for own in shapes}) == 1
         if not alike or not 0 <= axis < len(shapes[0]):
-            text = " and ".join(map(str, shapes))
-            raise self.misfit(f"got {text}, which do not fit together on axis {self.axis}")
+            raise self.misfit(f"got {' and '.join(map(str, shapes))}, which do not fit on {axis=}")
         return (*shapes[0][:axis], sum(own[axis] for own in shapes), *shapes[0][axis + 1 :])
 
     def resolved(self, shape: Shape) -> Layer:

@@ -433,7 +433,7 @@ def _function_fingerprint(function: Any) -> dict[str, Any]:
         f".{name}": value if isinstance(value, _PLAIN) else type(value).__name__
         for name, value in _variables(function).items()
     }
-    for defaults in ("__defaults__", "__kwdefaults__"):
+    for defaults in () if path.startswith("anydevice.") else ("__defaults__", "__kwdefaults__"):
         fields[f".{defaults}"] = fingerprint(getattr(function, defaults))
     return {key: value for key, value in fields.items() if value}
 
