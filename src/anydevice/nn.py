@@ -14,13 +14,16 @@ from anydevice._core.lazy import lazy_names as _lazy_names
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
+    from anydevice._nn.convolution import AvgPool1d as AvgPool1d
     from anydevice._nn.convolution import AvgPool2d as AvgPool2d
     from anydevice._nn.convolution import Conv1d as Conv1d
     from anydevice._nn.convolution import Conv2d as Conv2d
     from anydevice._nn.convolution import ConvTranspose2d as ConvTranspose2d
     from anydevice._nn.convolution import GlobalAvgPool as GlobalAvgPool
     from anydevice._nn.convolution import GlobalMaxPool as GlobalMaxPool
+    from anydevice._nn.convolution import MaxPool1d as MaxPool1d
     from anydevice._nn.convolution import MaxPool2d as MaxPool2d
+    from anydevice._nn.convolution import Upsample as Upsample
     from anydevice._nn.initializers import Constant as Constant
     from anydevice._nn.initializers import Initializer as Initializer
     from anydevice._nn.initializers import Normal as Normal
@@ -31,13 +34,16 @@ if TYPE_CHECKING:
     from anydevice._nn.layers import Activation as Activation
     from anydevice._nn.layers import BatchNorm as BatchNorm
     from anydevice._nn.layers import Chain as Chain
+    from anydevice._nn.layers import Concatenate as Concatenate
     from anydevice._nn.layers import Dense as Dense
     from anydevice._nn.layers import Dropout as Dropout
     from anydevice._nn.layers import Embedding as Embedding
     from anydevice._nn.layers import Flatten as Flatten
+    from anydevice._nn.layers import GroupNorm as GroupNorm
     from anydevice._nn.layers import LayerNorm as LayerNorm
     from anydevice._nn.layers import LeakyReLU as LeakyReLU
     from anydevice._nn.layers import PositionEmbedding as PositionEmbedding
+    from anydevice._nn.layers import PReLU as PReLU
     from anydevice._nn.layers import Residual as Residual
     from anydevice._nn.layers import RMSNorm as RMSNorm
     from anydevice._nn.layers import TiedEmbedding as TiedEmbedding
@@ -45,9 +51,12 @@ if TYPE_CHECKING:
     from anydevice._nn.losses import cross_entropy as cross_entropy
     from anydevice._nn.losses import fuse_loss as folded  # noqa: F401  a name of 0.2
     from anydevice._nn.losses import fuse_loss as fuse_loss
+    from anydevice._nn.losses import huber as huber
+    from anydevice._nn.losses import kl_divergence as kl_divergence
     from anydevice._nn.losses import mean_squared_error as mean_squared_error
     from anydevice._nn.model import Model as Model
     from anydevice._nn.model import build as build
+    from anydevice._nn.optimizers import EMA as EMA
     from anydevice._nn.optimizers import SGD as SGD
     from anydevice._nn.optimizers import Adam as Adam
     from anydevice._nn.optimizers import AdamW as AdamW
@@ -55,6 +64,8 @@ if TYPE_CHECKING:
     from anydevice._nn.optimizers import CosineRate as CosineRate
     from anydevice._nn.optimizers import Lion as Lion
     from anydevice._nn.optimizers import Optimizer as Optimizer
+    from anydevice._nn.optimizers import PlateauRate as PlateauRate
+    from anydevice._nn.optimizers import RMSprop as RMSprop
     from anydevice._nn.optimizers import Schedule as Schedule
     from anydevice._nn.optimizers import SteppedRate as SteppedRate
     from anydevice._nn.optimizers import WarmUp as WarmUp
@@ -65,6 +76,7 @@ if TYPE_CHECKING:
     from anydevice._nn.recompute import recompute as recompute
     from anydevice._nn.recurrent import GRU as GRU
     from anydevice._nn.recurrent import LSTM as LSTM
+    from anydevice._nn.recurrent import Bidirectional as Bidirectional
     from anydevice._nn.saving import load as load
     from anydevice._nn.saving import register_layer as register_layer
     from anydevice._nn.saving import save as save
@@ -91,19 +103,20 @@ if TYPE_CHECKING:
     from anydevice._train.training import Training as Training
 
 _MODULES = {
-    "_nn.convolution": "AvgPool2d Conv1d Conv2d ConvTranspose2d "
-    "GlobalAvgPool GlobalMaxPool MaxPool2d",
+    "_nn.convolution": "AvgPool1d AvgPool2d Conv1d Conv2d ConvTranspose2d "
+    "GlobalAvgPool GlobalMaxPool MaxPool1d MaxPool2d Upsample",
     "_nn.initializers": "Constant Initializer Normal Scaled Uniform",
     "_nn.layer": "Layer Run",
-    "_nn.layers": "Activation BatchNorm Chain Dense Dropout Embedding "
-    "Flatten LayerNorm LeakyReLU PositionEmbedding RMSNorm Residual TiedEmbedding",
-    "_nn.losses": "binary_cross_entropy cross_entropy fuse_loss mean_squared_error",
+    "_nn.layers": "Activation BatchNorm Chain Concatenate Dense Dropout Embedding Flatten "
+    "GroupNorm LayerNorm LeakyReLU PReLU PositionEmbedding RMSNorm Residual TiedEmbedding",
+    "_nn.losses": "binary_cross_entropy cross_entropy fuse_loss huber kl_divergence "
+    "mean_squared_error",
     "_nn.model": "Model build",
-    "_nn.optimizers": "Adam AdamW ConstantRate CosineRate Lion Optimizer "
-    "SGD Schedule SteppedRate WarmUp clip_gradients global_norm",
+    "_nn.optimizers": "Adam AdamW ConstantRate CosineRate EMA Lion Optimizer "
+    "PlateauRate RMSprop SGD Schedule SteppedRate WarmUp clip_gradients global_norm",
     "_nn.random_choice": "folded_seed",
     "_nn.recompute": "recompute",
-    "_nn.recurrent": "GRU LSTM",
+    "_nn.recurrent": "Bidirectional GRU LSTM",
     "_nn.transformer": "Attention GatedMLP TransformerBlock",
     "_nn.saving": "load register_layer save",
     "_train.train": "Trained train",
@@ -119,8 +132,8 @@ _MODULES = {
 _DEPRECATED = {"Moment": "TrainingEvent", "clipped": "clip_gradients", "folded": "fuse_loss"}
 """Names of version 0.2, and their new ones; they warn, and go in 0.4."""
 
-_ACTIVATIONS = {"gelu", "gelu_tanh", "identity", "leaky_relu", "relu"}
-_ACTIVATIONS |= {"sigmoid", "silu", "softmax", "tanh"}
+_ACTIVATIONS = {"elu", "gelu", "gelu_tanh", "identity", "leaky_relu", "relu"}
+_ACTIVATIONS |= {"sigmoid", "silu", "softmax", "softplus", "tanh"}
 """Activations, which have no class; listed here too, because importing them loads all ops."""
 
 _ELSEWHERE = {

@@ -38,6 +38,17 @@ LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
     "conv of one row": (nn.Conv2d(2, 3, (1, 2), bias=False, activation="relu"), (2, 5, 6)),
     "conv of sequences": (nn.Conv1d(2, 3, 3, stride=2, padding=1), (2, 7)),
     "conv of sequences without bias": (nn.Conv1d(2, 3, 2, bias=False, activation="relu"), (2, 7)),
+    "depthwise conv": (nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=4), (4, 7, 6)),
+    "group norm": (nn.GroupNorm(4, groups=2), (4, 3, 5)),
+    "prelu": (nn.PReLU(3), (3, 4, 5)),
+    "max pool of sequences": (nn.MaxPool1d(3, stride=2), (2, 8)),
+    "avg pool of sequences": (nn.AvgPool1d(2), (2, 7)),
+    "upsample": (nn.Upsample(2), (2, 3, 4)),
+    "upsample linearly": (nn.Upsample(3, linear=True), (2, 3, 4)),
+    "concatenate": (nn.Concatenate(nn.Conv2d(2, 3, 1), "identity"), (2, 4, 3)),
+    "concatenate features": (nn.Concatenate(nn.Dense(6, 4), "tanh", axis=-1), (3, 6)),
+    "both ways": (nn.Bidirectional(nn.LSTM(4, 5)), (6, 4)),
+    "both ways to the last output": (nn.Bidirectional(nn.GRU(4, 5, last=True)), (6, 4)),
     "transposed conv": (nn.ConvTranspose2d(3, 2, 3, 2, 1, output_padding=1), (3, 4, 3)),
     "transposed conv without bias": (
         nn.ConvTranspose2d(3, 2, (1, 2), stride=(1, 2), bias=False, activation="tanh"),
@@ -137,16 +148,50 @@ THEIRS: dict[str, Callable[[Any], Any]] = {
     "transposed conv": lambda nn: nn.ConvTranspose2d(3, 2, 3, 2, 1, output_padding=1),
     "leaky": lambda nn: nn.LeakyReLU(0.2),
     "leaky_relu": lambda nn: nn.LeakyReLU(),
+    "elu": lambda nn: nn.ELU(),
+    "softplus": lambda nn: nn.Softplus(),
+    "depthwise conv": lambda nn: nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=4),
+    "group norm": lambda nn: nn.GroupNorm(2, 4),
+    "prelu": lambda nn: nn.PReLU(3),
+    "max pool of sequences": lambda nn: nn.MaxPool1d(3, stride=2),
+    "avg pool of sequences": lambda nn: nn.AvgPool1d(2),
+    "upsample": lambda nn: nn.Upsample(scale_factor=2),
+    "upsample linearly": lambda nn: nn.Upsample(scale_factor=3, mode="bilinear"),
+    "both ways": lambda nn: outputs_of(nn.LSTM(4, 5, batch_first=True, bidirectional=True)),
 }
 
 
+def outputs_of(module: Any) -> Any:
+    module.register_forward_hook(lambda *given: given[-1][0])
+    return module
+
+
+def torch_names(parameters: Any) -> dict[str, Array]:
+    named = {("weight" if n == "slope" else n): own for n, own in parameters.items()}
+    for part, end in (("forward", ""), ("backward", "_reverse")):
+        inside = named.pop(part, {})
+        named |= {RECURRENT[n] + end: own for n, own in inside.items()}
+    return named
+
+
 @pytest.mark.parametrize("name", THEIRS)
-def test_a_layer_is_that_of_torch(name: str) -> None:
-    module = THEIRS[name](pytest.importorskip("torch").nn)
-    layer, shape = LAYERS[name]
-    parameters, x = parameters_of(layer), example(layer, shape)
-    expected = torch_result(module, parameters, x)
-    np.testing.assert_allclose(layer.apply(parameters, x, nn.Run()), expected, CLOSE, CLOSE)
+def test_a_layer_is_that_of_torch(name: str, trainable: Device) -> None:
+    """The output, and the gradients of the sum of output³."""
+    torch = pytest.importorskip("torch")
+    (layer, shape), module = LAYERS[name], THEIRS[name](torch.nn)
+    own, x = parameters_of(layer), example(layer, shape)
+    module.load_state_dict({n: torch.tensor(a) for n, a in torch_names(own).items()})
+    given = torch.tensor(x, requires_grad=x.dtype == np.float32)
+    (expected := module(given)).pow(3).sum().backward()
+    gradients = {n: a.grad for n, a in (*module.named_parameters(), ("x", given))}
+    there, x_there = anydevice.to_device((own, x), trainable)
+    y = anydevice.to_numpy(layer.apply(there, x_there, nn.Run()))
+    np.testing.assert_allclose(y, expected.detach().numpy(), CLOSE, CLOSE)
+    tree = {**there, "x": x_there} if given.requires_grad else there
+    autodiff = registry.load(str(trainable.engine)).autodiff
+    _, found = autodiff.value_and_grad(lambda tree: loss_of(layer)({"x": x_there, **tree}))(tree)
+    known = {n: a.numpy() for n, a in gradients.items() if a is not None}
+    assert_gradients({**torch_names(found), **{n: found[n] for n in found if n == "x"}}, known)
 
 
 def attention_weights(own: Any, prefix: str = "") -> dict[str, Array]:
@@ -221,6 +266,11 @@ def test_later_positions_do_not_change_earlier_ones() -> None:
             "Residual: got (3,) from Dense(4→3) and (4,) beside it",
         ),
         (nn.Residual(nn.Dense(4, 3), nn.Dense(5, 3)), (4,), "Residual.shortcut Dense(5→3): got 4"),
+        (nn.Conv2d(4, 6, 1, groups=4), (4, 3, 3), "4 groups do not divide its channels"),
+        (nn.GroupNorm(6, groups=4), (6, 3), "GroupNorm(6): 4 groups do not divide the channels"),
+        (nn.MaxPool1d(5), (3, 4), "MaxPool1d(5): got a length of 4, which its windows do not fit"),
+        (nn.Concatenate(nn.Dense(6, 4), "tanh"), (3, 6), "got (3, 4) and (3, 6), which do not fit"),
+        (nn.Bidirectional(nn.GRU(4, 5)), (6, 3), "Bidirectional.forward GRU(4→5): got 3 features"),
         (nn.GRU(4, 5), (4,), "GRU(4→5): got the shape (4,), expected (time, 4)"),
         (nn.LSTM(4, 5), (6, 3), "LSTM(4→5): got 3 features"),
         (nn.MaxPool2d((1, 5)), (3, 4, 4), "MaxPool2d(1×5): got an image of 4×4"),

@@ -33,6 +33,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adam": nn.Adam(RATE, decay=0.1),
     "adamw": nn.AdamW(RATE, decay=0.1),
     "lion": nn.Lion(RATE, decay=0.1),
+    "rmsprop": nn.RMSprop(RATE, momentum=0.9, decay=0.1),
 }
 
 
@@ -82,6 +83,7 @@ def by_torch(name: str) -> list[Array] | None:
         "nesterov": lambda p: torch.optim.SGD(p, RATE, momentum=0.9, nesterov=True),
         "adam": lambda p: torch.optim.Adam(p, RATE, weight_decay=0.1),
         "adamw": lambda p: torch.optim.AdamW(p, RATE, weight_decay=0.1),
+        "rmsprop": lambda p: torch.optim.RMSprop(p, RATE, weight_decay=0.1, momentum=0.9),
     }
     if name not in makers:
         return None
@@ -95,7 +97,7 @@ def by_torch(name: str) -> list[Array] | None:
 
 
 @cache
-def by_optax(name: str) -> list[Array]:
+def by_optax(name: str) -> list[Array] | None:
     optax = pytest.importorskip("optax")
     decayed = optax.add_decayed_weights(0.1)
     makers = {
@@ -106,6 +108,8 @@ def by_optax(name: str) -> list[Array]:
         "adamw": lambda: optax.adamw(RATE, weight_decay=0.1),
         "lion": lambda: optax.lion(RATE, weight_decay=0.1),
     }
+    if name not in makers:
+        return None
     optimizer, parameters = makers[name](), start()
     state = optimizer.init(parameters)
     for number in range(1, STEPS + 1):
@@ -120,7 +124,7 @@ def test_steps_are_those_of_torch_and_optax(name: str, by_arrays: bool, cpu: Dev
     result = moved_by(OPTIMIZERS[name], cpu, STEPS, by_arrays=by_arrays)
     for theirs in (by_torch(name), by_optax(name)):
         if theirs is None:
-            continue  # torch has no Lion
+            continue  # torch has no Lion, and optax another RMSprop
         for a, b in zip(result, theirs, strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=rounding(np.float32, 2 * STEPS))
 
@@ -136,6 +140,37 @@ def test_a_schedule_gives_the_rate_of_each_step() -> None:
     shown = [round(warm(step), 4) for step in range(1, 9)]
     assert shown == [0.5, 1.0, 1.0, 0.8682, 0.55, 0.2318, 0.1, 0.1]
     assert nn.ConstantRate(0.3)(17) == 0.3
+
+
+def test_a_plateau_lowers_the_rate_as_in_torch() -> None:
+    torch = pytest.importorskip("torch")
+    losses = np.random.default_rng(0).normal(size=80).cumsum().tolist()
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    options = {"factor": 0.5, "patience": 2, "threshold": 0, "min_lr": 0.05, "eps": 0}
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd, **options)
+    ours = nn.PlateauRate(0.5, factor=0.5, patience=3, floor=0.05)
+    for count, loss in enumerate(losses, 1):
+        theirs.step(loss)
+        rate = ours(1) * ours.factor_after(losses[:count])
+        assert rate == pytest.approx(sgd.param_groups[0]["lr"], rel=1e-12)
+    assert rate == 0.05
+    assert nn.WarmUp(5, then=ours).factor_after(losses) == ours.factor_after(losses)
+
+
+def test_an_average_follows_the_parameters(cpu: Device) -> None:
+    optimizer = nn.EMA(nn.SGD(RATE), 0.9)
+    parameters = anydevice.to_device(start(), cpu)
+    state, expected = optimizer.init(parameters), [x.astype(np.float64) for x in leaves(start())]
+    for number in range(1, 21):
+        with consuming():
+            gradients = anydevice.to_device(gradients_of(number), cpu)
+            parameters, state = optimizer.update(parameters, gradients, state, number)
+        now = leaves(anydevice.to_numpy(parameters))
+        expected = [0.9 * mean + 0.1 * x for mean, x in zip(expected, now, strict=True)]
+    found = leaves(anydevice.to_numpy(state["average"]))
+    for mine, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, wanted, 0, rounding(np.float32, 40))
+    assert from_json(to_json(optimizer)) == optimizer
 
 
 def test_the_state_of_16_bit_parameters_is_kept_in_float32() -> None:
@@ -166,6 +201,7 @@ def test_the_state_of_16_bit_parameters_is_kept_in_float32() -> None:
         lambda: nn.ConstantRate(nn.ConstantRate(1.0)),
         lambda: nn.CosineRate(nn.ConstantRate(1.0), steps=5),
         lambda: nn.WarmUp(2, then="fast"),
+        lambda: nn.EMA(0.9),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make: Any) -> None:

@@ -303,6 +303,11 @@ def test_losses_are_those_of_torch(cpu: Device) -> None:
         "cross_entropy": (functional.cross_entropy, classes),
         "mean_squared_error": (functional.mse_loss, shares),
         "binary_cross_entropy": (functional.binary_cross_entropy_with_logits, shares),
+        "huber": (functional.huber_loss, shares),
+        "kl_divergence": (
+            lambda x, t: functional.kl_div(x.log_softmax(-1), t, reduction="batchmean"),
+            shares / shares.sum(-1, keepdims=True) * (classes[:, None] != np.arange(4)),
+        ),
     }
     for name, (loss, target) in theirs.items():
         wide = torch.tensor(target)
@@ -310,6 +315,27 @@ def test_losses_are_those_of_torch(cpu: Device) -> None:
         found = loss_of(name)(*anydevice.to_device((output, target), cpu))
         allowed = rounding(np.float32, 4 + 24)
         assert float(anydevice.to_numpy(found)) == pytest.approx(expected, rel=allowed)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_weights_multiply_the_errors_of_rows(name: str, trainable: Device, engine: Any) -> None:
+    drawn, loss = np.random.default_rng(1), LOSSES[name]
+    output = drawn.normal(size=(6, 4)).astype(np.float32)
+    target = drawn.integers(0, 2, 6 if name == "cross_entropy" else (6, 4)).astype(
+        np.int32 if name == "cross_entropy" else np.float32
+    )
+    own, by_class = drawn.uniform(size=6).astype(np.float32), (0.5, 3.0, 1.0, 2.0)
+    x, y, weights = anydevice.to_device((output, target, own), trainable)
+    grad, allowed = engine.autodiff.value_and_grad, rounding(np.float32, 64)
+    value, slope = anydevice.to_numpy(grad(lambda x: loss(x, (y, weights)))(x))
+    rows = [grad(lambda x, n=n: loss(x[n : n + 1], y[n : n + 1]))(x) for n in range(6)]
+    values, slopes = (np.stack(part) for part in zip(*anydevice.to_numpy(rows), strict=True))
+    assert float(value) == pytest.approx((own * values).mean(), rel=allowed)
+    np.testing.assert_allclose(slope, np.tensordot(own, slopes, 1) / 6, 0, allowed)
+    if "cross_entropy" in name:
+        pair = y, anydevice.to_device(np.float32(by_class)[target.astype(int)], trainable)
+        with_classes = partial(loss, class_weights=by_class[: None if target.ndim == 1 else 2])
+        assert float(with_classes(x, y)) == pytest.approx(float(loss(x, pair)), rel=allowed)
 
 
 def test_binary_cross_entropy_takes_truth_values_and_large_outputs() -> None:

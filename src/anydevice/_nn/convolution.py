@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from operator import ge
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from anydevice import _ops as ops
 from anydevice._core.array import Array
@@ -13,6 +15,7 @@ from anydevice._nn.layer import (
     Flag,
     Inferred,
     Layer,
+    OptionalSize,
     OptionalSizes,
     Padding,
     Paddings,
@@ -25,6 +28,9 @@ from anydevice._nn.layer import (
     setting_error,
 )
 from anydevice._nn.layers import ACTIVATIONS, OptionalFunction
+from anydevice._ops.dispatch import own_version, primitives
+from anydevice._ops.dispatch import run as run_op
+from anydevice._ops.products import shifted_views
 
 if TYPE_CHECKING:
     from anydevice._arrays.random.generator import Random
@@ -41,30 +47,48 @@ class _Convolution(Layer):
     bias: Flag = True
     activation: OptionalFunction = None
     initializer: Initial = "lecun"
+    groups: OptionalSize = None
 
     inferred = ("inputs", 0)
     _axes = 2
 
     @property
-    def _kernel(self) -> Shape:
-        return _pair(self.size)[: self._axes]
-
-    @property
     def label(self) -> str:
-        size = "×".join(map(str, self._kernel))
+        size = _size_text(self.size, self._axes)
         return f"{type(self).__name__}({self.inputs}→{self.outputs}, {size})"
 
     def initial(self, generator: Random) -> Parameters:
-        area, shape = math.prod(self._kernel), (self.outputs, self.inputs, *self._kernel)
-        fans = self.inputs * area, self.outputs * area
+        kernel, groups = _pair(self.size)[: self._axes], self.groups or 1
+        shape = (self.outputs, self.inputs // groups, *kernel)
+        fans = math.prod(shape[1:]), self.outputs * math.prod(kernel) // groups
         return draw_weight(self.initializer, generator, shape, fans, self.bias * self.outputs)
+
+    def _convolve(self, x: Array, *operands: Any) -> Array:
+        if self.groups is None:
+            return ops.conv2d(x, *operands)
+        own = own_version(x, "grouped_conv2d", _grouped_conv2d)
+        return run_op(own, _grouped_conv2d, x, *operands, self.groups)
+
+
+def _grouped_conv2d(
+    x: Array, weight: Array, bias: Array | None, stride: Pair, padding: Pair, groups: int
+) -> Array:
+    filters, (high, wide) = weight.shape[0], weight.shape[2:]
+    x = ops.pad(x, ((0, 0), (0, 0), *[(size, size) for size in padding]))
+    parts = list(shifted_views(primitives(x), x, (high, wide), stride))
+    batch, _, *places = parts[0].shape
+    columns = ops.reshape(ops.stack(parts, 2), (batch, groups, -1, math.prod(places)))
+    y = ops.matmul(ops.reshape(weight, (groups, filters // groups, -1)), columns)
+    y = ops.reshape(y, (batch, filters, *places))
+    return y if bias is None else ops.add(y, ops.reshape(bias, (filters, 1, 1)))
 
 
 class Conv2d(_Convolution):
     """A 2-d convolution with kernels of `size`; `padding` zeros are added on each side.
 
     Its parameters are `weight` (outputs, inputs, height, width) and `bias` (outputs,). `size`,
-    `stride` and `padding` are numbers, or one for the height and one for the width.
+    `stride` and `padding` are numbers, or one for the height and one for the width. With `groups`,
+    an output sees the inputs of its group alone: a depthwise convolution has as many as inputs.
 
     >>> Conv2d(1, 8, 3, padding=1).output((1, 28, 28))
     (8, 28, 28)
@@ -77,7 +101,8 @@ class Conv2d(_Convolution):
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         bias = parameters["bias"] if self.bias else None
-        y = ops.conv2d(x, parameters["weight"], bias, self.stride, self.padding)
+        windows = _pair(self.stride), _pair(self.padding)
+        y = self._convolve(x, parameters["weight"], bias, *windows)
         return y if self.activation is None else ACTIVATIONS[self.activation](y)
 
 
@@ -98,13 +123,9 @@ class Conv1d(_Convolution):
     _axes = 1
 
     def output(self, shape: Shape) -> Shape:
-        if len(shape) != 2:
-            raise self.misfit(f"got the shape {shape}, expected (channels, length)")
+        length = _length(self, shape, self.size, self.stride, self.padding)
         _check_channels(self, shape)
-        room = shape[1] + 2 * self.padding
-        if room < self.size:
-            raise self.misfit(f"got a length of {shape[1]}, which its windows do not fit")
-        return (self.outputs, (room - self.size) // self.stride + 1)
+        return (self.outputs, length)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         # As images of one row.
@@ -113,7 +134,7 @@ class Conv1d(_Convolution):
             for operand in (x, parameters["weight"])
         )
         bias = parameters["bias"] if self.bias else None
-        y = ops.conv2d(image, kernels, bias, (1, self.stride), (0, self.padding))
+        y = self._convolve(image, kernels, bias, (1, self.stride), (0, self.padding))
         y = ops.reshape(y, (*y.shape[:2], y.shape[3]))
         return y if self.activation is None else ACTIVATIONS[self.activation](y)
 
@@ -188,14 +209,37 @@ class _Pool(Layer):
     size: Sizes
     stride: OptionalSizes = None
 
+    _op = staticmethod(ops.max_pool2d)
+    _axes = 2
+
     @property
     def label(self) -> str:
-        return f"{type(self).__name__}({_size_text(self.size)})"
+        return f"{type(self).__name__}({_size_text(self.size, self._axes)})"
 
     def output(self, shape: Shape) -> Shape:
         _check_image(self, shape)
         stride = self.size if self.stride is None else self.stride
         return (shape[0], *_windows(self, shape, self.size, stride, 0))
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        return self._op(x, self.size, self.stride)
+
+
+class _Pool1d(_Pool):
+    """The base class of poolings of sequences, which are images of one row."""
+
+    size: Size
+    stride: OptionalSize = None
+
+    _axes = 1
+
+    def output(self, shape: Shape) -> Shape:
+        return (shape[0], _length(self, shape, self.size, self.stride or self.size))
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        image = ops.reshape(x, (*x.shape[:2], 1, x.shape[2]))
+        y = self._op(image, (1, self.size), (1, self.stride or self.size))
+        return ops.reshape(y, (*y.shape[:2], y.shape[3]))
 
 
 class MaxPool2d(_Pool):
@@ -205,9 +249,6 @@ class MaxPool2d(_Pool):
     (8, 14, 14)
     """
 
-    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        return ops.max_pool2d(x, self.size, self.stride)
-
 
 class AvgPool2d(_Pool):
     """The mean of each window.
@@ -216,8 +257,50 @@ class AvgPool2d(_Pool):
     (8, 4, 4)
     """
 
+    _op = staticmethod(ops.avg_pool2d)
+
+
+class MaxPool1d(_Pool1d):
+    """The largest element of each window of a sequence (channels, length).
+
+    >>> MaxPool1d(2).output((8, 100))
+    (8, 50)
+    """
+
+
+class AvgPool1d(_Pool1d):
+    """The mean of each window of a sequence (channels, length)."""
+
+    _op = staticmethod(ops.avg_pool2d)
+
+
+class Upsample(Layer):
+    """Images (channels, height, width) or sequences (channels, length), `factor` times as large.
+
+    Each element is repeated, or with `linear` interpolated between the centres of elements.
+
+    >>> Upsample(2).output((8, 14, 14)), Upsample(3, linear=True).output((8, 10))
+    ((8, 28, 28), (8, 30))
+    """
+
+    factor: Size
+    linear: Flag = False
+
+    def output(self, shape: Shape) -> Shape:
+        if len(shape) not in (2, 3):
+            raise self.misfit(f"got the shape {shape}, expected (channels, height, width)")
+        return (shape[0], *[size * self.factor for size in shape[1:]])
+
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        return ops.avg_pool2d(x, self.size, self.stride)
+        xp = primitives(x)
+        for _ in range(x.ndim - 2):
+            size = x.shape[-1]
+            at = (np.arange(size * self.factor) + 0.5) / self.factor - 0.5
+            at = np.clip(at if self.linear else np.round(at), 0, size - 1)
+            shares = np.maximum(1 - np.abs(at[:, None] - np.arange(size)), 0)
+            weight = xp.astype(xp.asarray(shares.astype(np.float32), x), xp.dtype(x))
+            x = ops.permute(ops.linear(x, weight), (0, 1, x.ndim - 1, *range(2, x.ndim - 1)))
+        return x
 
 
 class _GlobalPool(Layer):
@@ -256,19 +339,32 @@ class GlobalMaxPool(_GlobalPool):
 def _check_channels(layer: _Convolution | ConvTranspose2d, shape: Shape) -> None:
     if shape[0] != layer.inputs:
         raise layer.misfit(f"got {shape[0]} channels")
+    groups = getattr(layer, "groups", None) or 1
+    if layer.inputs % groups or layer.outputs % groups:
+        raise layer.misfit(f"{groups} groups do not divide its channels")
 
 
 def _pair(value: int | Pair) -> Pair:
     return (value, value) if isinstance(value, int) else value
 
 
-def _size_text(size: int | Pair) -> str:
-    return "×".join(map(str, _pair(size)))
+def _size_text(size: int | Pair, axes: int = 2) -> str:
+    return "×".join(map(str, _pair(size)[:axes]))
 
 
 def _check_image(layer: Layer, shape: Shape) -> None:
     if len(shape) != 3:
         raise layer.misfit(f"got the shape {shape}, expected (channels, height, width)")
+
+
+def _length(layer: Layer, shape: Shape, size: int, stride: int, padding: int = 0) -> int:
+    """Return the number of windows along a sequence."""
+    if len(shape) != 2:
+        raise layer.misfit(f"got the shape {shape}, expected (channels, length)")
+    room = shape[1] + 2 * padding
+    if room < size:
+        raise layer.misfit(f"got a length of {shape[1]}, which its windows do not fit")
+    return (room - size) // stride + 1
 
 
 def _windows(

@@ -79,6 +79,8 @@ class Scaled(Initializer):
 
 
 ZEROS, ONES = Constant(0.0), Constant(1.0)
+FIRST = {"weight": ONES, "bias": ZEROS, "mean": ZEROS, "variance": ONES, "slope": Constant(0.25)}
+"""The initial values of parameters that norms and activations have, by their names."""
 
 INITIALIZERS: dict[str, Initializer] = {
     "zeros": ZEROS,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from anydevice import _ops as ops
 from anydevice._core.array import Array
-from anydevice._core.checks import is_number
+from anydevice._core.checks import is_integer, is_number
 from anydevice._core.record import replace
-from anydevice._nn.initializers import ONES, ZEROS, Initial, Initializer, Normal, draw_weight
+from anydevice._nn.initializers import FIRST, ZEROS, Initial, Initializer, Normal, draw_weight
 from anydevice._nn.layer import (
     Check,
     Flag,
@@ -46,8 +46,16 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": ops.tanh,
     "sigmoid": ops.sigmoid,
     "softmax": ops.softmax,
+    "elu": lambda x: ops.where(ops.less(x, 0.0), _expm1(ops.minimum(x, 0.0)), x),
+    "softplus": lambda x: ops.logsumexp(ops.stack([x, ops.zeros_like(x)], -1), -1),
 }
 """The functions by name; `softmax` is over the last axis, and `leaky_relu` has the slope 0.01."""
+
+
+def _expm1(x: Array) -> Array:
+    """Return exp(x) - 1, exact near 0."""
+    half = ops.tanh(ops.multiply(x, 0.5))
+    return ops.divide(ops.multiply(half, 2.0), ops.subtract(1.0, half))
 
 
 def _is_activation(name: object) -> bool:
@@ -220,7 +228,23 @@ class PositionEmbedding(Layer):
         return ops.add(x, ops.slice_axis(parameters["weight"], 0, 0, x.shape[-2]))
 
 
-class _FeatureNorm(Layer):
+class _Sized(Layer):
+    """The base class of layers with parameters (size,), for each feature or each channel."""
+
+    size: Inferred
+
+    _names = "weight"
+
+    @property
+    def label(self) -> str:
+        return f"{type(self).__name__}({self.size})"
+
+    def initial(self, generator: Random) -> Parameters:
+        names = self._names.split()
+        return {name: FIRST[name](generator, (self.size,), 1, 1) for name in names}
+
+
+class _FeatureNorm(_Sized):
     """The base class of norms over the features, with a `weight` (size,)."""
 
     size: Inferred
@@ -228,16 +252,9 @@ class _FeatureNorm(Layer):
 
     inferred = ("size", -1)
 
-    @property
-    def label(self) -> str:
-        return f"{type(self).__name__}({self.size})"
-
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)
         return shape
-
-    def initial(self, generator: Random) -> Parameters:
-        return {"weight": ONES(generator, (self.size,), 1, 1)}
 
 
 class LayerNorm(_FeatureNorm):
@@ -267,12 +284,27 @@ class RMSNorm(_FeatureNorm):
         return ops.rmsnorm(x, parameters["weight"], self.eps)
 
 
+Axis = Annotated[int, Check("an integer", is_integer)]
 Momentum = Annotated[
     float, Check("a number above 0 and at most 1", lambda x: is_number(x) and 0 < x <= 1)
 ]
 
 
-class BatchNorm(Layer):
+class _OfChannels(_Sized):
+    """The base class of layers with parameters for each channel, the first axis of an example."""
+
+    inferred = ("size", 0)
+    _names = "weight bias"
+
+    def output(self, shape: Shape) -> Shape:
+        if not shape:
+            raise self.misfit(f"got scalars, expected {self.size} channels")
+        if shape[0] != self.size:
+            raise self.misfit(f"got {shape[0]} channels, the first axis of the shape {shape}")
+        return shape
+
+
+class BatchNorm(_OfChannels):
     """Normalize each channel to mean 0 and variance 1, then scale and shift.
 
     An example is (size,), (size, length) or (size, height, width): the channels come first. In
@@ -288,30 +320,14 @@ class BatchNorm(Layer):
     ((8, 28, 28), ('mean', 'variance'))
     """
 
-    size: Inferred
     momentum: Momentum = 0.1
     eps: Positive = 1e-5
 
-    inferred = ("size", 0)
-
-    @property
-    def label(self) -> str:
-        return f"BatchNorm({self.size})"
+    _names = "weight bias mean variance"
 
     @property
     def state_names(self) -> tuple[str, ...]:
         return ("mean", "variance")
-
-    def output(self, shape: Shape) -> Shape:
-        if not shape:
-            raise self.misfit(f"got scalars, expected {self.size} channels")
-        if shape[0] != self.size:
-            raise self.misfit(f"got {shape[0]} channels, the first axis of the shape {shape}")
-        return shape
-
-    def initial(self, generator: Random) -> Parameters:
-        start = {"weight": ONES, "bias": ZEROS, "mean": ZEROS, "variance": ONES}
-        return {name: make(generator, (self.size,), 1, 1) for name, make in start.items()}
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         if x.ndim < 2 or x.shape[1] != self.size:
@@ -368,6 +384,37 @@ def _batch_norm(
 def _over_channels(values: Array, x: Array) -> Array:
     """Return a number for each channel, in a shape that broadcasts over a batch."""
     return ops.reshape(values, (1, values.shape[0], *[1] * (x.ndim - 2)))
+
+
+class GroupNorm(_OfChannels):
+    """Normalize groups of channels of each example to mean 0 and variance 1, then scale and shift.
+
+    As many groups as channels are an instance norm. Its parameters are `weight` and `bias`.
+    """
+
+    groups: Size = 1
+    eps: Positive = 1e-5
+
+    def output(self, shape: Shape) -> Shape:
+        if super().output(shape)[0] % self.groups:
+            raise self.misfit(f"{self.groups} groups do not divide the channels")
+        return shape
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        rows = ops.reshape(x, (x.shape[0], self.groups, -1))
+        y = ops.reshape(ops.layernorm(rows, None, None, self.eps), tuple(x.shape))
+        weight, bias = (_over_channels(parameters[name], x) for name in ("weight", "bias"))
+        return ops.add(ops.multiply(y, weight), bias)
+
+
+class PReLU(_OfChannels):
+    """`x` where it is positive, else `slope × x`, with a trained `slope` for each channel."""
+
+    _names = "slope"
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        slope = _over_channels(parameters["slope"], x)
+        return ops.add(ops.relu(x), ops.multiply(slope, ops.minimum(x, 0.0)))
 
 
 class Flatten(Layer):
@@ -435,6 +482,47 @@ class Chain(Layer):
         for (step, layer), own in zip(self.parts, parameters, strict=True):
             x = run.through(step, layer, own, x)
         return x
+
+
+class Concatenate(Layer):
+    """Layers beside each other, which all get the input; their outputs are put together.
+
+    That is along the first axis of an example, the channels, unless `axis` is another one. Strings
+    name activations; "identity" is the input itself.
+
+    >>> Concatenate(nn.Conv2d(3, 8, 1), nn.Conv2d(3, 4, 3, padding=1)).output((3, 28, 28))
+    (12, 28, 28)
+    """
+
+    layers: tuple[Layer, ...]
+    axis: Axis = 0
+
+    def __init__(self, *given: Layer | str, axis: int = 0, layers: Sequence[Layer] = ()) -> None:
+        super().__init__(Chain(*given, layers=layers).layers, axis)
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Layer]]:
+        return Chain(*self.layers).parts
+
+    def output(self, shape: Shape) -> Shape:
+        shapes = [self.output_of(step, layer, shape) for step, layer in self.parts]
+        axis = self.axis + (self.axis < 0) * len(shapes[0])
+        alike = len({(len(own), own[:axis], own[axis + 1 :]) for own in shapes}) == 1
+        if not alike or not 0 <= axis < len(shapes[0]):
+            raise self.misfit(f"got {' and '.join(map(str, shapes))}, which do not fit on {axis=}")
+        return (*shapes[0][:axis], sum(own[axis] for own in shapes), *shapes[0][axis + 1 :])
+
+    def resolved(self, shape: Shape) -> Layer:
+        parts = [self.resolved_of(step, layer, shape) for step, layer in self.parts]
+        return replace(self, layers=tuple(parts))
+
+    def initial(self, generator: Random) -> Parameters:
+        return Chain(*self.layers).initial(generator)
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        pairs = zip(self.parts, parameters, strict=True)
+        outputs = [run.through(step, layer, own, x) for (step, layer), own in pairs]
+        return ops.concat(outputs, self.axis + (self.axis >= 0))
 
 
 class Residual(Layer):

@@ -1,5 +1,8 @@
 """Losses: functions of an output and its target that return a scalar, computed in float32.
 
+A target may be a pair of it and weights of its examples, or of their parts: errors are multiplied
+by them before the mean, which does not divide by their sum: parts of a batch add up to the whole.
+
 Losses over classes take logits, and `fuse_loss` leaves out a last softmax or sigmoid of the model.
 A logarithm after a softmax loses the digits of small probabilities; computed together they lose
 none. Trained through a softmax of a softmax, a model stays unsure.
@@ -7,8 +10,11 @@ none. Trained through a softmax of a softmax, a model stays unsure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from anydevice import _ops as ops
 from anydevice._core.array import Array
@@ -40,16 +46,89 @@ class LayerLoss(Record):
         return self.loss(output, target)
 
 
-def cross_entropy(output: Array, target: Array) -> Array:
+def cross_entropy(
+    output: Array, target: Any, class_weights: Sequence[float] | None = None
+) -> Array:
     """Compute the mean of -log(softmax(output)[target]); output (…, classes), integer target.
+
+    `class_weights` has a weight for each class, as in `partial(cross_entropy, class_weights=…)`.
 
     >>> cross_entropy(numpy.zeros((3, 2)), numpy.array([0, 1, 1])).round(4).tolist()
     0.6931
+    >>> cross_entropy(numpy.zeros((3, 2)), numpy.array([0, 1, 1]), (1.0, 4.0)).round(4).tolist()
+    2.0794
     """
-    return ops.cross_entropy(output, target)
+    if class_weights is None and not isinstance(target, tuple):
+        return ops.cross_entropy(output, target)
+    target, weights = split_weights(target)
+    if tuple(output.shape[:-1]) != tuple(target.shape):
+        ops.cross_entropy(output, target)  # raises
+    shares = ops.log_softmax(widened(primitives(output), output))
+    rows = ops.take_along_axis(shares, ops.reshape(target, (*target.shape, 1)))
+    errors = ops.negative(ops.reshape(rows, target.shape))
+    if class_weights is not None:
+        errors = ops.multiply(errors, ops.take(_numbers(class_weights, errors), target))
+    return _weighted_mean(errors, weights)
 
 
-def mean_squared_error(output: Array, target: Array) -> Array:
+def split_weights(target: Any) -> tuple[Array, Array | None]:
+    """Return a target and its weights; `None` if there are none."""
+    return target if isinstance(target, tuple) else (target, None)
+
+
+def _numbers(values: Sequence[float], like: Array) -> Array:
+    xp = primitives(like)
+    return xp.astype(xp.asarray(np.asarray(values, np.float32), like), xp.dtype(like))
+
+
+def _weighted_mean(errors: Array, weights: Array | None) -> Array:
+    if weights is not None:
+        given, wanted = tuple(weights.shape), tuple(errors.shape)
+        if given != wanted[: len(given)]:
+            raise different_shapes("weights", errors=errors, weights=weights)
+        weights = ops.astype(weights, primitives(errors).dtype(errors))
+        weights = ops.reshape(weights, given + (1,) * (len(wanted) - len(given)))
+        errors = ops.multiply(errors, weights)
+    return ops.mean(errors)
+
+
+def _off(op: str, output: Array, target: Array) -> Array:
+    if tuple(output.shape) != tuple(target.shape):
+        raise different_shapes(op, output=output, target=target)
+    output = widened(primitives(output, op, "output"), output)
+    return ops.subtract(output, ops.astype(target, primitives(output).dtype(output)))
+
+
+def huber(output: Array, target: Any, delta: float = 1.0) -> Array:
+    """Compute the mean of d² / 2 if |d| < `delta`, else `delta`·(|d| - `delta` / 2); d = o - t.
+
+    >>> huber(numpy.array([1.0, 2.0]), numpy.array([1.5, 6.0])).tolist()
+    1.8125
+    """
+    target, weights = split_weights(target)
+    size = ops.abs(_off("huber", output, target))
+    least = ops.minimum(size, float(delta))
+    errors = ops.multiply(least, ops.subtract(size, ops.multiply(least, 0.5)))
+    return _weighted_mean(errors, weights)
+
+
+def kl_divergence(output: Array, target: Any) -> Array:
+    """Compute the mean over rows of sum(t·(log(t) - log(softmax(output)))), t = target.
+
+    The target has the probabilities of the classes, in the shape of the output, which is logits.
+
+    >>> kl_divergence(numpy.zeros((1, 2)), numpy.array([[1.0, 0.0]])).round(4).tolist()
+    0.6931
+    """
+    target, weights = split_weights(target)
+    _off("kl_divergence", output, target)
+    shares = ops.log_softmax(widened(primitives(output), output))
+    target = ops.astype(target, primitives(shares).dtype(shares))
+    own = ops.log(ops.maximum(target, 1e-37))  # 0·log(0) is 0
+    return _weighted_mean(ops.sum(ops.multiply(target, ops.subtract(own, shares)), -1), weights)
+
+
+def mean_squared_error(output: Array, target: Any) -> Array:
     """Compute the mean of (output - target)² over two arrays of one shape.
 
     A 16-bit output is compared in float32; its target may be float32 or 16-bit. Raises
@@ -58,6 +137,9 @@ def mean_squared_error(output: Array, target: Array) -> Array:
     >>> mean_squared_error(numpy.array([1.0, 2.0]), numpy.array([1.0, 4.0])).tolist()
     2.0
     """
+    if isinstance(target, tuple):
+        off = _off("mean_squared_error", output, target[0])
+        return _weighted_mean(ops.multiply(off, off), target[1])
     xp = primitives(output, "mean_squared_error", "output")
     alike = primitives(target, "mean_squared_error", "target") is xp
     if alike and (xp.dtype(output).bits < 32 or xp.dtype(target).bits < 32):
@@ -67,15 +149,19 @@ def mean_squared_error(output: Array, target: Array) -> Array:
     return ops.mean_squared_error(output, target)
 
 
-def binary_cross_entropy(output: Array, target: Array) -> Array:
+def binary_cross_entropy(
+    output: Array, target: Any, class_weights: Sequence[float] | None = None
+) -> Array:
     """Compute the mean of `-t·log(s) - (1-t)·log(1-s)`, s = sigmoid(output), t = target.
 
     Both have the same shape. The output is logits, without a sigmoid; the target is booleans,
-    integers or numbers from 0 to 1. Raises `ConfigurationError` if the shapes differ.
+    integers or numbers from 0 to 1. `class_weights` are those of 0 and 1. Raises
+    `ConfigurationError` if the shapes differ.
 
     >>> binary_cross_entropy(numpy.array([0.0, 100.0]), numpy.array([1, 1])).round(4).tolist()
     0.3466
     """
+    target, weights = split_weights(target)
     if tuple(output.shape) != tuple(target.shape):
         raise different_shapes("binary_cross_entropy", output=output, target=target)
     xp = primitives(output, "binary_cross_entropy", "output")
@@ -86,13 +172,17 @@ def binary_cross_entropy(output: Array, target: Array) -> Array:
     shares = ops.log_softmax(ops.concat([yes, no], axis=-1))
     wanted = ops.reshape(ops.astype(target, dtype), (*output.shape, 1))
     both = ops.concat([wanted, ops.subtract(1.0, wanted)], axis=-1)
-    return ops.mean(ops.negative(ops.sum(ops.multiply(both, shares), axis=-1)))
+    if class_weights is not None:
+        both = ops.multiply(both, _numbers(tuple(class_weights)[::-1], shares))
+    return _weighted_mean(ops.negative(ops.sum(ops.multiply(both, shares), axis=-1)), weights)
 
 
 LOSSES: dict[str, Loss] = {
     "cross_entropy": cross_entropy,
     "mean_squared_error": mean_squared_error,
     "binary_cross_entropy": binary_cross_entropy,
+    "huber": huber,
+    "kl_divergence": kl_divergence,
 }
 """Each loss by its name."""
 
@@ -106,7 +196,8 @@ def computes_in_float32(loss: Loss) -> bool:
     (True, False)
     """
     # By identity: a loss may have no hash, or an equality of its own.
-    return any(loss is own for own in _IN_FLOAT32)
+    plain = loss.func if isinstance(loss, partial) else loss
+    return any(plain is own for own in _IN_FLOAT32)
 
 
 def loss_of(spec: Loss | str) -> Loss:
@@ -130,11 +221,12 @@ _IDENTITY = Activation("identity")
 _APPLIES: tuple[tuple[Loss, str], ...] = (
     (cross_entropy, "softmax"),
     (ops.cross_entropy, "softmax"),
+    (kl_divergence, "softmax"),
     (binary_cross_entropy, "sigmoid"),
 )
 """Losses that apply an activation themselves; the model must not apply it before."""
 
-_TAKES_PROBABILITIES: tuple[Loss, ...] = (mean_squared_error, ops.mean_squared_error)
+_TAKES_PROBABILITIES: tuple[Loss, ...] = (mean_squared_error, ops.mean_squared_error, huber)
 """Losses that apply no activation."""
 
 _GIVES_PROBABILITIES = ("softmax", "sigmoid")

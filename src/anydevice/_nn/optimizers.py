@@ -7,7 +7,7 @@ count from 1; `step` and `rate` may be 0-d arrays, so that one compiled step wor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from anydevice._core.trees import Tree, leaf_names, leaves, mapped, matches, ref
 from anydevice._nn.layer import Check, Flag, Number, Settings, Share, Size, setting_error
 from anydevice._ops.arguments import wide
 from anydevice._ops.dispatch import primitives
+from anydevice._ops.training import WideParameter
 from anydevice.errors import ConfigurationError
 
 Arrays = list[Array]
@@ -322,6 +323,80 @@ class Lion(BuiltIn):
         )
 
 
+class RMSprop(BuiltIn):
+    """RMSprop (Hinton 2012) as in PyTorch; `decay` is added to the gradients."""
+
+    rate: Rate = 1e-3
+    beta: Share = 0.99
+    eps: Number = 1e-8
+    momentum: Share = 0.0
+    decay: Number = 0.0
+    groups: Mapping[str, Options] | None = None
+
+    def _state_names(self) -> tuple[str, ...]:
+        moments = [options.get("momentum", 0.0) for options in self._groups.values()]
+        return ("squares", "velocities") if self.momentum or any(moments) else ("squares",)
+
+    def _step(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
+        new: list[Arrays] = [[] for _ in arrays[1:]]
+        for parameter, slope, *state in zip(*arrays, strict=True):
+            wider = WideParameter(parameter)
+            xp, gradient = wider.xp, wider.decayed(slope, self.decay)
+            square = wider.blend(wider.of(state[0]), xp.multiply(gradient, gradient), self.beta)
+            change = xp.divide(gradient, xp.add(xp.sqrt(square), self.eps))
+            if state[1:]:
+                change = xp.add(xp.multiply(wider.of(state[1]), self.momentum), change)
+            row = [wider.moved(change, rate), *map(wider.back, [square, change], state)]
+            for column, array in zip(new, row, strict=True):
+                column.append(array)
+        return new
+
+
+class EMA(Optimizer):
+    """An optimizer that also keeps an exponential moving average of the parameters, in its state.
+
+    After each step, the average keeps `share` of itself and takes the rest from the parameters; it
+    begins as the first parameters. `averaged` of a training or its result is the model with it.
+    """
+
+    optimizer: Any = None
+    share: Share = 0.999
+
+    def __init__(
+        self, optimizer: Optimizer, share: float = 0.999, rate: float | Schedule | None = None
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise setting_error(self, "optimizer", "one of nn, such as nn.AdamW(1e-3)", optimizer)
+        Settings.__init__(self, optimizer.rate if rate is None else rate, optimizer, share)
+
+    def init(self, parameters: Tree) -> State:
+        def copied(x: Array) -> Array:
+            return ops.multiply(ops.astype(x, wide(primitives(x).dtype(x))), 1.0)
+
+        return {**self.optimizer.init(parameters), AVERAGE: mapped(copied, parameters)}
+
+    def update(
+        self,
+        parameters: Tree,
+        gradients: Tree,
+        state: State,
+        step: int | Array,
+        rate: float | Array | None = None,
+    ) -> tuple[Tree, State]:
+        rate = self.rate_at(step) if rate is None else rate  # type: ignore[arg-type]
+        own = {name: tree for name, tree in state.items() if name != AVERAGE}
+        moved, new = self.optimizer.update(parameters, gradients, own, step, rate)
+        average = []
+        for mean, parameter in zip(leaves(state[AVERAGE]), leaves(moved), strict=True):
+            wider = WideParameter(mean)
+            average.append(wider.blend(mean, wider.of(parameter), self.share))
+        return moved, {**new, AVERAGE: refilled(state[AVERAGE], average)}
+
+
+AVERAGE = "average"
+"""The name of the averaged parameters in the state of an `EMA`."""
+
+
 def zeros_like(parameters: Tree) -> Tree:
     """Return a tree of zeros of the same shapes: float64 for float64, else float32."""
 
@@ -341,6 +416,10 @@ class Schedule(Settings):
     def __call__(self, step: int) -> float:
         """Return the rate of this step."""
         raise NotImplementedError(f"{type(self).__name__} has no __call__")
+
+    def factor_after(self, losses: Sequence[float]) -> float:
+        """Return a factor of the rate after these losses of epochs; 1 unless overridden."""
+        return 1.0
 
 
 class ConstantRate(Schedule):
@@ -369,6 +448,9 @@ class WarmUp(Schedule):
         if step > self.steps:
             return self._then(step - self.steps)
         return self._then(1) * step / self.steps
+
+    def factor_after(self, losses: Sequence[float]) -> float:
+        return self.then.factor_after(losses) if isinstance(self.then, Schedule) else 1.0
 
     def _then(self, step: int) -> float:
         return self.then(step) if isinstance(self.then, Schedule) else float(self.then)
@@ -405,6 +487,34 @@ class SteppedRate(Schedule):
 
     def __call__(self, step: int) -> float:
         return float(self.rate * self.factor ** (max(step - 1, 0) // self.every))
+
+
+class PlateauRate(Schedule):
+    """A rate that is multiplied by `factor` after `patience` epochs without a smaller loss.
+
+    `nn.train` takes the loss of the validation, if it is given; your own loop tells each loss with
+    `training.judge(loss)`.
+
+    >>> rate = PlateauRate(0.5, factor=0.25, patience=2)
+    >>> [rate.factor_after([1.0, 0.9, 0.95, 0.9, 0.8][:epochs]) for epochs in (1, 3, 4, 5)]
+    [1.0, 1.0, 0.25, 0.25]
+    """
+
+    rate: Number
+    factor: Share = 0.1
+    patience: Size = 5
+    floor: Number = 0.0
+
+    def __call__(self, step: int) -> float:
+        return float(self.rate)
+
+    def factor_after(self, losses: Sequence[float]) -> float:
+        rate, best, waited = self.rate, math.inf, 0
+        for loss in losses:
+            best, waited = (loss, 0) if loss < best else (best, waited + 1)
+            if waited == self.patience:
+                rate, waited = max(rate * self.factor, min(rate, self.floor)), 0
+        return rate / self.rate if self.rate else 1.0
 
 
 def rate_of(schedule: Callable[[int], float], step: int) -> float:

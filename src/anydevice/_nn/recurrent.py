@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 from anydevice import _ops as ops
 from anydevice._core.array import Array
 from anydevice._nn.initializers import ZEROS, Initial, initializer_of
-from anydevice._nn.layer import Flag, Inferred, Layer, Parameters, Run, Shape, Size
+from anydevice._nn.layer import Check, Flag, Inferred, Layer, Parameters, Run, Shape, Size
 from anydevice._ops.arguments import widened
 from anydevice._ops.dispatch import own_version, primitives
 from anydevice._ops.dispatch import run as run_op
@@ -93,6 +93,39 @@ class LSTM(_Recurrent):
 
     _gates = 4
     _op = "lstm"
+
+
+Directed = Annotated[_Recurrent, Check("a GRU or LSTM", lambda x: isinstance(x, _Recurrent))]
+
+
+class Bidirectional(Layer):
+    """A `GRU` or `LSTM` in both directions: an output has the features of both.
+
+    With `last`, that is the last step of the one and the first step of the other. The parameters
+    `forward` and `backward` are those of the layer.
+
+    >>> Bidirectional(LSTM(8, 16)).output((100, 8))
+    (100, 32)
+    """
+
+    layer: Directed
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Layer]]:
+        return [(".forward", self.layer), (".backward", self.layer)]
+
+    def output(self, shape: Shape) -> Shape:
+        inside = self.output_of(".forward", self.layer, shape)
+        return (*inside[:-1], 2 * inside[-1])
+
+    def initial(self, generator: Random) -> Parameters:
+        pairs = zip(("forward", "backward"), generator.split(2), strict=True)
+        return {name: self.layer.initial(own) for name, own in pairs}
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        y = run.through(".forward", self.layer, parameters["forward"], x)
+        z = run.through(".backward", self.layer, parameters["backward"], ops.flip(x, 1))
+        return ops.concat([y, z if self.layer.last else ops.flip(z, 1)], -1)
 
 
 def _gru_step(recurrent: Array, bias: Array | None) -> Step:

@@ -426,7 +426,7 @@ def _conv2d(x: ArrayT, weight: ArrayT, bias: ArrayT | None, stride: Pair, paddin
     xp = primitives(x)
     filters, channels, high, wide = weight.shape
     image = padded(xp, padded(xp, x, 2, padding[0], padding[0]), 3, padding[1], padding[1])
-    parts = list(_shifted_views(xp, image, (high, wide), stride))
+    parts = list(shifted_views(xp, image, (high, wide), stride))
     batch, _, out_high, out_wide = parts[0].shape
     apart = [xp.reshape(part, (batch, channels, 1, out_high, out_wide)) for part in parts]
     taken = channels * high * wide
@@ -461,7 +461,7 @@ def _spread(xp: PrimitivesOf[ArrayT], x: ArrayT, axis: int, step: int) -> ArrayT
     return xp.slice_axis(together, axis, 0, (size - 1) * step + 1)
 
 
-def _shifted_views(
+def shifted_views(
     xp: PrimitivesOf[ArrayT], x: ArrayT, window: Pair, stride: Pair
 ) -> Iterator[ArrayT]:
     """Yield, for each position in a window, the elements of all windows at that position."""
@@ -474,7 +474,7 @@ def _shifted_views(
 
 def _max_pool2d(x: ArrayT, size: Pair, stride: Pair) -> ArrayT:
     xp = primitives(x)
-    largest, *others = _shifted_views(xp, x, size, stride)
+    largest, *others = shifted_views(xp, x, size, stride)
     for other in others:
         largest = xp.maximum(largest, other)
     return largest
@@ -482,7 +482,7 @@ def _max_pool2d(x: ArrayT, size: Pair, stride: Pair) -> ArrayT:
 
 def _avg_pool2d(x: ArrayT, size: Pair, stride: Pair) -> ArrayT:
     xp = primitives(x)
-    total, *others = _shifted_views(xp, widened(xp, x), size, stride)
+    total, *others = shifted_views(xp, widened(xp, x), size, stride)
     for other in others:
         total = xp.add(total, other)
     return xp.astype(xp.divide(total, float(size[0] * size[1])), xp.dtype(x))

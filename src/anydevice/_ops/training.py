@@ -210,7 +210,7 @@ def _alike(op: str, parameters: Sequence[Array], **lists: Sequence[Array]) -> bo
     return bool(len(parameters))
 
 
-class _Wide(Generic[ArrayT]):
+class WideParameter(Generic[ArrayT]):
     """One parameter in the dtype that its update is computed in, and the steps of an update."""
 
     def __init__(self, parameter: ArrayT) -> None:
@@ -266,7 +266,7 @@ def _update_sgd(
 ) -> tuple[list[ArrayT], list[ArrayT] | None]:
     moved, new_velocities = [], []
     for at, parameter in enumerate(parameters):
-        wider = _Wide(parameter)
+        wider = WideParameter(parameter)
         xp, step = wider.xp, wider.decayed(gradients[at], decay)
         if velocities is not None:
             velocity = xp.add(xp.multiply(wider.of(velocities[at]), momentum), step)
@@ -292,7 +292,7 @@ def _update_adam(
     moved, new_means, new_squares = [], [], []
     grown: dict[str, tuple[ArrayT | float, ArrayT | float]] = {}
     for at, parameter in enumerate(parameters):
-        wider = _Wide(parameter)
+        wider = WideParameter(parameter)
         if wider.dtype.name not in grown:
             root = wider.root(wider.grown(beta2, step))
             grown[wider.dtype.name] = wider.grown(beta1, step), root
@@ -320,7 +320,7 @@ def _update_lion(
 ) -> tuple[list[ArrayT], list[ArrayT]]:
     moved, new_means = [], []
     for at, parameter in enumerate(parameters):
-        wider = _Wide(parameter)
+        wider = WideParameter(parameter)
         gradient, mean = wider.of(gradients[at]), wider.of(means[at])
         change = wider.xp.sign(wider.blend(mean, gradient, beta1))
         moved.append(wider.moved(change, rate, decay))

@@ -43,6 +43,7 @@ OPTIMIZERS = {
     "adamw": OptimizerMemory(2, temporary=True),
     "adam8bit": OptimizerMemory(2, eight_bit=True),
     "adamw8bit": OptimizerMemory(2, eight_bit=True),
+    "rmsprop": OptimizerMemory(1, temporary=True),
 }
 
 
@@ -109,8 +110,8 @@ def estimate_training(
     `model` and `numbers` are as in `estimate_inference`. Parameters and gradients are in `dtype`.
     With `mixed`, they are in float32 and products in bfloat16, as under PyTorch's autocast; with
     `master`, the optimizer keeps float32 copies of parameters of 16 bits, and its state in float32.
-    `optimizer` is one of `sgd sgd_momentum adam adamw adam8bit adamw8bit`. With `checkpointing`,
-    each layer saves its input only and is computed again in the backward pass.
+    `optimizer` is one of `sgd sgd_momentum adam adamw adam8bit adamw8bit rmsprop`. With
+    `checkpointing`, each layer saves its input only and is computed again in the backward pass.
 
     >>> estimate = estimate_training(
     ...     layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, vocabulary=32000,

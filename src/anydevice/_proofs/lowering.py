@@ -219,7 +219,7 @@ def _dense(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
 def _convolution(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
     (weight, bias), extra = _weights_of(parameters, "weight", "bias")
     windows = _windows(weight.ndim - 2, layer.stride, layer.padding)
-    y = graph.convolution(cells, weight, bias, windows, extra=extra)
+    y = graph.convolution(cells, weight, bias, windows, layer.groups or 1, extra)
     return _apply_activation(graph, y, layer.activation)
 
 

@@ -45,7 +45,7 @@ class Batches:
     `x` and `y` are NumPy arrays, or convertible to them, with an example in each row. The order
     depends only on the seed of the training and the epoch, so a resumed training gets the same
     batches. Without `shuffle`, examples keep the order of the arrays. `whole_only` drops an
-    incomplete last batch.
+    incomplete last batch. `weights` is a weight for each example: batches are (x, (y, weights)).
 
     >>> data = Batches(numpy.arange(5), numpy.arange(5) * 10, size=2, shuffle=False)
     >>> [y.tolist() for x, y in data(seed=0, epoch=1)], len(data)
@@ -60,18 +60,28 @@ class Batches:
     """
 
     def __init__(
-        self, x: Any, y: Any, size: int, *, shuffle: bool = True, whole_only: bool = False
+        self,
+        x: Any,
+        y: Any,
+        size: int,
+        *,
+        shuffle: bool = True,
+        whole_only: bool = False,
+        weights: Any = None,
     ) -> None:
         self.x, self.y = as_host_array(x, "x"), as_host_array(y, "y")
+        self.weights: Any = None if weights is None else as_host_array(weights, "weights")
         self.size = size
         self.shuffle = shuffle
         self.whole_only = whole_only
         self._iterations = 0
         count = len(self.x)
-        if count != len(self.y):
-            raise ConfigurationError(
-                f"Batches: there are {count} examples in x and {len(self.y)} in y", source="y"
-            )
+        for name, array in (("y", self.y), ("weights", self.weights)):
+            if array is not None and count != len(array):
+                raise ConfigurationError(
+                    f"Batches: there are {count} examples in x and {len(array)} in {name}",
+                    source=name,
+                )
         if not is_integer(size) or size < 1 or not len(self):
             raise ConfigurationError(
                 f"Batches: {count} examples give no batch of size {size!r}", source="size"
@@ -118,8 +128,9 @@ class Batches:
         rest, out = np.sort(order[:-held_out]), np.sort(order[-held_out:])
         size = min(self.size, count - held_out) if self.whole_only else self.size
         options = {"shuffle": self.shuffle, "whole_only": self.whole_only}
-        first = Batches(self.x[rest], self.y[rest], size, **options)
-        return first, Batches(self.x[out], self.y[out], self.size, shuffle=False)
+        own, others = (None if self.weights is None else self.weights[at] for at in (rest, out))
+        first = Batches(self.x[rest], self.y[rest], size, **options, weights=own)
+        return first, Batches(self.x[out], self.y[out], self.size, shuffle=False, weights=others)
 
     def _order(self, seed: int, epoch: int) -> Any:
         if not self.shuffle:
@@ -133,7 +144,8 @@ class Batches:
         order = self._order(seed, epoch)
         for at in range(len(self)):
             rows = order[at * self.size : (at + 1) * self.size]
-            yield self.x[rows], self.y[rows]
+            y = self.y[rows]
+            yield self.x[rows], y if self.weights is None else (y, self.weights[rows])
 
 
 def checked_data(data: Any, epochs: int, name: str = "data") -> Any:

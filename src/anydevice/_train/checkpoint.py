@@ -58,7 +58,8 @@ class LoopState(Record):
 
     `position` counts the batches of `epoch` already used, and `lost` sums their losses, weighted by
     examples. `best` is the smallest loss at the end of an epoch, `waited` the number of epochs
-    since; both are used only with a patience. `rate` is the rate of the last step.
+    since; both are used only with a patience. `rate` is the rate of the last step, and `judged` has
+    the losses of epochs that a schedule was told.
     """
 
     epoch: int = 1
@@ -70,6 +71,7 @@ class LoopState(Record):
     best: float | None = None
     waited: int = 0
     rate: float = 0.0
+    judged: tuple[float, ...] = ()
 
 
 class Checkpoint(Record):
@@ -114,7 +116,7 @@ def content_of(data: Any) -> dict[str, str]:
     """
     if not isinstance(data, Batches | list | tuple):
         return {}
-    batches = [(data.x, data.y)] if isinstance(data, Batches) else data
+    batches = [(data.x, data.y, data.weights)] if isinstance(data, Batches) else data
     form = tuple if isinstance(data, Batches) else module_batch
     counts, size, wide = [], 0, 0
     try:
@@ -213,6 +215,7 @@ def read_checkpoint(
         other = _first_difference(metadata["settings"], settings, patient)
         saved = metadata["place"]
         loop = LoopState(**{**saved, "history": History.from_list(saved["history"])})
+        loop = replace(loop, judged=tuple(loop.judged))
         if not patient:
             loop = replace(loop, best=None, waited=0)
         counts = {name: metadata[name] for name in ("batches", "started", "steps")}
@@ -234,6 +237,7 @@ def read_checkpoint(
         best = trees["best"] if patient else None
         _check_counts(*counts.values(), loop.epoch - 1, loop.position, loop.examples, loop.waited)
         _check_numbers(loop.lost, loop.seconds, loop.rate, loop.best or 0.0, step.added)
+        _check_numbers(*loop.judged)
         if step.added:
             _check_counts(metadata["rows"])
         for epoch in loop.history:
@@ -429,7 +433,7 @@ def _function_fingerprint(function: Any) -> dict[str, Any]:
         f".{name}": value if isinstance(value, _PLAIN) else type(value).__name__
         for name, value in _variables(function).items()
     }
-    for defaults in ("__defaults__", "__kwdefaults__"):
+    for defaults in () if path.startswith("anydevice.") else ("__defaults__", "__kwdefaults__"):
         fields[f".{defaults}"] = fingerprint(getattr(function, defaults))
     return {key: value for key, value in fields.items() if value}
 

@@ -295,7 +295,7 @@ def _place_batches(
 def _batches(data: Any, size: int) -> Iterator[Any]:
     """Yield the batches of data of any kind, unchanged."""
     if isinstance(data, Batches):
-        return _slices((data.x, data.y), data.size)
+        return Batches(data.x, data.y, data.size, shuffle=False, weights=data.weights)(0, 1)
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_table, data)):
         return _slices(tuple(map(without_tables, data)), size)
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Mapping):

@@ -20,7 +20,7 @@ from anydevice._libraries.registry import adapter_of
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
 from anydevice._nn.layer import Layer, MisfitError, Run
-from anydevice._nn.losses import cross_entropy
+from anydevice._nn.losses import cross_entropy, split_weights
 from anydevice._train.batches import INPUT_ERRORS, mark_batch, prefix_error
 from anydevice._train.step_config import StepConfig, copied
 from anydevice.errors import AnyDeviceError, ConfigurationError, VerificationError
@@ -293,7 +293,7 @@ def _wrong_class(config: StepConfig, batch: Any, parameters: Any = None) -> str 
     """Return a sentence about a target outside the classes; a module needs its parameters."""
     if not isinstance(batch, tuple) or len(batch) != 2:
         return None
-    x, y = batch
+    x, y = batch[0], split_weights(batch[1])[0]
     loss = config.loss.func if isinstance(config.loss, partial) else config.loss
     if not any(loss is of_classes for of_classes in (cross_entropy, ops.cross_entropy)):
         return None

@@ -16,6 +16,7 @@ from anydevice._core import checks
 from anydevice._core.array import Array
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.record import Record, replace
+from anydevice._nn.losses import split_weights
 from anydevice._ops.dispatch import primitives
 from anydevice.errors import ConfigurationError
 
@@ -44,7 +45,7 @@ class Metric(Record):
 
     def add(self, state: Any, output: Array, target: Array) -> Any:
         """Return the state with one more batch; it may stay on the device."""
-        new = self._of_batch(output, target)
+        new = self._of_batch(output, split_weights(target)[0])
         if state is None:
             return new
         pairs = zip(state, new, strict=True)

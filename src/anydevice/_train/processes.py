@@ -9,6 +9,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.spawn import import_main_path
@@ -65,7 +66,8 @@ def train_in_processes(
     first, *_ = _call_on_devices(_train_part, sent, devices, answer, ctrl_c)
     trained, states, (host, accelerators) = part("torch", "mesh").unpack(first, home)
     report = replace(trained.report, device=home)
-    trained = replace(trained, model=load(trained.model), report=report)
+    averaged = None if trained.averaged is None else deepcopy(load(trained.averaged))
+    trained = replace(trained, averaged=averaged, model=load(trained.model), report=report)
     for name, state in states.items():
         options[name].load_state_dict(state)
     randomness.set_host_state(host, data)
@@ -246,7 +248,9 @@ def _train_part(
     own = {} if is_sharded else {name: options[name] for name in ("optimizer", "schedule")}
     states = {name: x.state_dict() for name, x in own.items() if hasattr(x, "load_state_dict")}
     generators = randomness.host_state(options["data"]), randomness.random_state(*mesh.devices)[1]
-    return library.pack((replace(trained, model=_pack_model(trained.model)), states, generators))
+    models = {"model": trained.model, "averaged": trained.averaged}
+    packed = {name: _pack_model(x) for name, x in models.items() if x is not None}
+    return library.pack((replace(trained, **packed), states, generators))
 
 
 def _pack_model(model: Any) -> bytes:

@@ -92,12 +92,16 @@ class TrainingReport(Record):
 
 
 class Trained(Record):
-    """The result of `nn.train`; `stopped` is the reason for an early stop, `report` how it ran."""
+    """The result of `nn.train`; `stopped` is the reason for an early stop, `report` how it ran.
+
+    `averaged` is the model with the parameters that `nn.EMA` averages; `None` without it.
+    """
 
     model: Any
     history: History
     stopped: str | None = None
     report: TrainingReport | None = None
+    averaged: Any = None
 
     def __str__(self) -> str:
         parts = [part for part in (self.model, self.report, self.history) if part is not None]
@@ -327,7 +331,8 @@ def train(
             training.strategy.text,
             memory_stats(chosen).peak,
         )
-        return Trained(training.model_with(final), loop.state.history, stopped, report)
+        averaged, history = training.averaged, loop.state.history
+        return Trained(training.model_with(final), history, stopped, report, averaged)
 
 
 @contextmanager
@@ -560,6 +565,7 @@ class TrainLoop:
         )
         if patient and better:
             self.best = copied(training.parameters)
+        training.judge(judged)
         training.end_epoch()
         self._save()
         self._progress.ended(ended)

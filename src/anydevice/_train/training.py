@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary, finalize
@@ -21,8 +23,9 @@ from anydevice._core.files import remove_leftovers
 from anydevice._core.protocols import Stepper, StepState
 from anydevice._core.record import NOTHING, replace
 from anydevice._core.text import shortened, warn
-from anydevice._core.trees import Tree, leaves, partition
+from anydevice._core.trees import Tree, leaf_names, leaves, partition, refilled
 from anydevice._formats.model import checked_path
+from anydevice._formats.packed import unpacked
 from anydevice._libraries.layers import ModuleLayer, layer_of, optimizer_of
 from anydevice._libraries.native import NativeAdapter, cast_weights
 from anydevice._libraries.precision import policy_of
@@ -31,7 +34,7 @@ from anydevice._machine.engines import registry
 from anydevice._nn.layer import state_leaves
 from anydevice._nn.losses import fuse_loss, fused_activation, loss_of, remark_on
 from anydevice._nn.model import Model, frozen_layers, trained_leaves
-from anydevice._nn.optimizers import SGD, Optimizer, rate_of
+from anydevice._nn.optimizers import AVERAGE, EMA, SGD, Optimizer, Schedule, rate_of
 from anydevice._parallel.mesh import Devices, Mesh, one_a_process
 from anydevice._train import failures, randomness
 from anydevice._train.batches import (
@@ -224,6 +227,8 @@ class Training:
         self.waiting = 0
         """The number of batches with accumulated gradients that no step has used yet."""
         self.rate = 0.0
+        self._judged: list[float] = []  # losses of epochs, for schedules that depend on them
+        self._factor = 1.0
         self._first_rows = 0
         self._placed: Any = None
         self.form = module_batch if isinstance(layer, ModuleLayer) else pair_of
@@ -299,6 +304,32 @@ class Training:
         """
         in_place = self._has_stepper and getattr(self.config.layer, "given", None) is self._given
         return self._given if in_place else self.model_with(copied(self.parameters))
+
+    @property
+    def averaged(self) -> Any:
+        """The model with the parameters that `nn.EMA` averages; `None` with other optimizers."""
+        if not isinstance(self._own_optimizer, EMA):
+            return None
+        state, parameters = self.stepper.state, self.parameters
+        own = state.optimizer if state.own is None else unpacked(state.own)["optimizer"]["state"]
+        names = zip(leaf_names(own[AVERAGE]), leaves(own[AVERAGE]), strict=True)
+        average, now = dict(names), copied(parameters)
+        pairs = zip(leaf_names(parameters), leaves(parameters), strict=True)
+        model = self.model_with(refilled(parameters, [average.get(name, x) for name, x in pairs]))
+        if isinstance(self.config.layer, ModuleLayer):
+            model = deepcopy(model)
+            self.model_with(now)
+        return model
+
+    def judge(self, loss: float) -> None:
+        """Tell the schedule the loss of an epoch; `nn.PlateauRate` lowers the rate by it."""
+        self._set_judged([*self._judged, min(sys.float_info.max, float(loss))])  # NaN too
+
+    def _set_judged(self, losses: Sequence[float]) -> None:
+        own = getattr(self._own_optimizer, "rate", None)
+        schedule = own if self._schedule is None else self._schedule
+        self._judged = list(losses)
+        self._factor = schedule.factor_after(losses) if isinstance(schedule, Schedule) else 1.0
 
     @property
     def steps(self) -> int:
@@ -408,6 +439,8 @@ class Training:
         if not self.waiting:
             rates = self._rate_at
             self.rate = stepper.rate if rates is None else rate_of(rates, stepper.started + 1)
+            if self._factor != 1.0:
+                self.rate *= self._factor
         with self._scopes[shape]():
             if accumulate == 1:
                 value = stepper.step(batch, self.rate)
@@ -500,6 +533,7 @@ class Training:
     ) -> None:
         """Write a checkpoint, with the state of the surrounding loop."""
         loop = replace(loop, epoch=self.epoch, position=self.position, rate=self.rate)
+        loop = replace(loop, judged=tuple(self._judged))
         random = dict(self._random) if self.position else {}
         if isinstance(self.config.layer, ModuleLayer) or may_shuffle(self._data):
             random |= {
@@ -549,6 +583,7 @@ class Training:
             ) from error
         loop = checkpoint.loop
         self.epoch, self.position, self.rate = loop.epoch, loop.position, loop.rate
+        self._set_judged(loop.judged)
         self.waiting = self.position % self.config.accumulate if checkpoint.step.added else 0
         self._first_rows = checkpoint.rows
         self._random, self._unread, self._kept_bytes = checkpoint.random, [], 0

@@ -610,6 +610,9 @@ _OWN: dict[str, Function] = {
     "cross_entropy": _cross_entropy,
     "mean_squared_error": lambda x, y: _mse_loss(*_as_wide([x, y]), _MEAN),
     "conv2d": _conv2d,
+    "grouped_conv2d": lambda x, weight, bias, stride, padding, groups: (
+        NotImplemented if x.is_cuda else torch.conv2d(x, weight, bias, stride, padding, 1, groups)
+    ),
     "conv_transpose2d": _conv_transpose2d,
     "gru": _recurrent("gru"),
     "lstm": _recurrent("lstm"),
