@@ -43,8 +43,9 @@ _NORM_ROUNDINGS = 12
 """Roundings of `x * weight * rsqrt(variance + eps)` in float32, with 4 ulp for the root."""
 
 INSTEAD = (
-    "proofs take dense and convolutional layers, poolings, batch norm, residual sums, "
-    "ReLU, leaky ReLU, clip, abs, sigmoid, tanh, GELU, SiLU, and small norms and attention"
+    "proofs take dense and convolutional layers, also transposed, poolings, nearest upsampling, "
+    "paddings, batch norm, residual sums, ReLU, leaky ReLU, PReLU, clip, abs, hard sigmoid and "
+    "swish, sigmoid, tanh, GELU, SiLU, ELU, softplus, Mish, and small norms and attention"
 )
 
 
@@ -229,10 +230,36 @@ class Builder:
             windows = np.concatenate([pairs, windows[..., even:]], -1)
         return windows[..., 0]
 
-    def leaky_relu(self, cells: Cells, slope: float) -> Cells:
-        """Return `slope * x + (1 - slope) * relu(x)`."""
-        parts = [(slope, cells), (1.0 - slope, self.function(cells, "relu"))]
-        return self.combine(parts, roundings=3, inexact=ROUNDED)
+    def leaky_relu(self, cells: Cells, slope: Numbers) -> Cells:
+        """Return `slope * x + (1 - slope) * relu(x)`; the slopes broadcast."""
+        both = np.stack([cells, self.function(cells, "relu")], -1)
+        slopes = np.broadcast_to(slope, cells.shape)
+        weights = np.stack([slopes, 1.0 - slopes], -1)
+        return self.sums(both, weights, roundings=3, inexact=ROUNDED)
+
+    def elu(self, cells: Cells, alpha: float, scale: float = 1.0) -> Cells:
+        """Return `scale * (alpha * elu(x) + (1 - alpha) * relu(x))`."""
+        curve = self.function(cells, "elu")
+        if alpha == scale == 1.0:
+            return curve
+        parts = [(scale * alpha, curve), (scale * (1.0 - alpha), self.function(cells, "relu"))]
+        return self.combine(parts, roundings=4, inexact=ROUNDED)
+
+    def hard_sigmoid(self, cells: Cells, slope: float, shift: float) -> Cells:
+        """Return `min(max(slope * x + shift, 0), 1)`; an execution may clip before it scales."""
+        line = self.affine(cells, slope, shift, roundings=4, inexact=ROUNDED)
+        return self.affine(self.clip(line, 0.0, 1.0), roundings=3)
+
+    def hard_swish(self, cells: Cells) -> Cells:
+        """Return `x * min(max(x + 3, 0), 6) / 6`, as `((c + 3/2)² - 9/4) / 6 + relu(x - 3)`.
+
+        Here c is x, clipped to [-3, 3]. An execution rounds terms up to 4 times as large as these.
+        """
+        low = self.affine(cells, 1.0, 3.0, function="relu")
+        top = self.affine(low, -1.0, 6.0, function="relu")  # 3 - c
+        square = self.affine(top, -1.0, 4.5, function="square")
+        parts = [(1 / 6, square), (1.0, self.affine(cells, 1.0, -3.0, function="relu"))]
+        return self.combine(parts, -0.375, roundings=32, inexact=ROUNDED)
 
     def absolute(self, cells: Cells) -> Cells:
         """Return `relu(x) + relu(-x)`."""
@@ -592,7 +619,7 @@ def _slope(graph: Builder, function: str, before: Cells, after: Cells) -> Cells:
     if function not in _SLOPES:
         raise UnsupportedError(
             f"proofs take no derivative of {function}; monotone and lipschitz are for models of "
-            "ReLU, leaky ReLU, sigmoid, tanh and SiLU"
+            "ReLU, leaky ReLU, sigmoid, tanh, SiLU, ELU and softplus"
         )
     return _SLOPES[function](graph, before, after)
 
@@ -609,6 +636,10 @@ _SLOPES: dict[str, Callable[[Builder, Cells, Cells], Cells]] = {
         graph.function(before, "sigmoid"), graph.combine([(1.0, before), (-1.0, after)], 1.0)
     ),
     "exp": lambda graph, before, after: after,
+    "elu": lambda graph, before, after: graph.combine(  # 1 + min(elu(x), 0)
+        [(-1.0, graph.combine([(-1.0, after)], function="relu"))], 1.0
+    ),
+    "softplus": lambda graph, before, after: graph.function(before, "sigmoid"),
     "square": lambda graph, before, after: graph.affine(before, 2.0),
     "reciprocal": lambda graph, before, after: graph.affine(graph.function(after, "square"), -1.0),
     "rsqrt": lambda graph, before, after: graph.affine(

@@ -23,6 +23,7 @@ from anydevice._proofs.tracing import NetworkTrace
 
 Array = npt.NDArray[Any]
 _DTYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 11: "float64"}
+_HARD = float(np.float32(0.2))
 _INTEGERS: dict[str, Callable[[Array, Array], Array]] = {
     "Add": np.add,
     "Sub": np.subtract,
@@ -128,6 +129,9 @@ def _split(net: OnnxTrace, x: Tensor, sizes: Tensor | None = None) -> list[Tenso
 def _pad(net: OnnxTrace, x: Tensor, pads: Any = None, fill: Any = None) -> Tensor:
     widths, rank = net.option("pads", pads), len(x.shape)
     pairs = list(zip(widths[:rank], widths[rank:], strict=True))
+    mode = net.attributes.get("mode", "constant")
+    if mode != "constant":
+        return net.rearrange(lambda array: np.pad(array, pairs, mode), x)
     return net.pad(x, pairs, net.option("value", fill, 0.0))
 
 
@@ -163,6 +167,54 @@ def _windows(net: OnnxTrace, x: Tensor, size: Sequence[int]) -> Windows:
             ends = (0, 0) if auto == "VALID" else (missing // 2, (missing + 1) // 2)
             padding.append(ends[::-1] if auto == "SAME_LOWER" else ends)
     return Windows(tuple(steps), padding, tuple(spread))
+
+
+def _resize(net: OnnxTrace, x: Tensor, *options: Tensor | None) -> Tensor:
+    """Repeat the nearest elements: positions are quotients of integers."""
+    way, rule, half = "asymmetric", "floor", 0
+    if len(options) > 1:
+        way = net.attributes.get("coordinate_transformation_mode", "half_pixel")
+        rule = net.attributes.get("nearest_mode", "round_prefer_floor")
+    sizes = net.option("sizes", options[2]) if len(options) > 2 else None
+    scales = None if sizes else net.option("scales", (*options, None)[len(options) > 1])
+    for axis, old in enumerate(x.shape):
+        p, q = (sizes[axis], old) if scales is None else scales[axis].as_integer_ratio()
+        new = old * p // q
+        half = int(way.endswith("half_pixel") and (way == "half_pixel" or new > 1))
+        at = [((2 * i + half) * q - half * p, 2 * p) for i in range(new)]
+        places = {
+            "floor": [n // d for n, d in at],
+            "ceil": [-(-n // d) for n, d in at],
+            "round_prefer_floor": [-((d // 2 - n) // d) for n, d in at],
+            "round_prefer_ceil": [(n + d // 2) // d for n, d in at],
+        }[rule]
+        index = np.clip(places, 0, old - 1).astype(np.int64)
+        x = net.rearrange(lambda y, i=index, k=axis: np.take(y, i, k), x)
+    return x
+
+
+def _conv_transpose(net: OnnxTrace, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    windows, more = _windows(net, x, w.shape[2:]), net.attributes.get("output_padding")
+    groups = net.attributes.get("group", 1)
+    return net.transposed_convolution(x, w, b, windows, groups, more or [0] * len(windows.stride))
+
+
+def _depth_to_space(net: OnnxTrace, x: Array) -> Array:
+    size, (_, channels, rows, columns) = net.attributes["blocksize"], x.shape
+    result = np.zeros((1, channels // size**2, rows * size, columns * size), x.dtype)
+    for k in range(size**2):
+        is_last = net.attributes.get("mode", "DCR") == "CRD"
+        part = (
+            x[:, k :: size**2] if is_last else x[:, k * len(result[0]) : (k + 1) * len(result[0])]
+        )
+        result[:, :, k // size :: size, k % size :: size] = part
+    return result
+
+
+def _space_to_depth(net: OnnxTrace, x: Array) -> Array:
+    size = net.attributes["blocksize"]
+    corners = [x[:, :, k // size :: size, k % size :: size] for k in range(size**2)]
+    return np.concatenate(corners, 1)
 
 
 def _pool(net: OnnxTrace, x: Tensor) -> Tensor:
@@ -214,7 +266,10 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Conv": lambda net, x, w, b=None: net.convolution(
         x, w, b, _windows(net, x, w.shape[2:]), net.attributes.get("group", 1)
     ),
+    "ConvTranspose": _conv_transpose,
+    "DepthToSpace": _change(_depth_to_space),
     "Dropout": lambda net, x, *_: x,
+    "Elu": lambda net, x: SymbolicTensor(net.graph.elu(x.cells, net.attributes.get("alpha", 1.0))),
     "Erf": OnnxTrace.erf,
     "Flatten": _change(_flatten),
     "Gather": _change(
@@ -222,6 +277,12 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     ),
     "Gemm": _gemm,
     "GlobalAveragePool": lambda net, x: net.sum(x, range(2, len(x.shape)), True, True),
+    "HardSigmoid": lambda net, x: SymbolicTensor(
+        net.graph.hard_sigmoid(
+            x.cells, *(net.attributes.get(k, d) for k, d in (("alpha", _HARD), ("beta", 0.5)))
+        )
+    ),
+    "HardSwish": lambda net, x: SymbolicTensor(net.graph.hard_swish(x.cells)),
     "Identity": lambda net, x: x,
     "LeakyRelu": lambda net, x: net.leaky_relu(
         x, net.attributes.get("alpha", float(np.float32(0.01)))
@@ -237,20 +298,23 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "ReduceMean": _reduce,
     "ReduceSum": _reduce,
     "Reshape": _change(_reshape),
+    "Resize": _resize,
     "Shape": lambda net, x: FixedTensor(
         np.array(x.shape[net.attributes.get("start") : net.attributes.get("end")], np.int64)
     ),
     "Slice": _change(_slice),
     "Softmax": lambda net, x: x,  # the last one, which is left out
+    "SpaceToDepth": _change(_space_to_depth),
     "Split": _split,
     "Squeeze": _change(
         lambda net, x, axes=None: np.squeeze(x, tuple(net.option("axes", axes) or ()) or None)
     ),
     "Transpose": _change(lambda net, x: np.transpose(x, net.attributes.get("perm"))),
     "Unsqueeze": _change(lambda net, x, axes=None: np.expand_dims(x, net.option("axes", axes))),
+    "Upsample": _resize,
 }
 _OPERATORS |= dict.fromkeys(_INTEGERS, _compute)
 _OPERATORS |= {
     name: lambda net, x, name=name: net.function(name.lower(), x)
-    for name in ("Exp", "Gelu", "Reciprocal", "Relu", "Sigmoid", "Tanh")
+    for name in ("Exp", "Gelu", "Mish", "Reciprocal", "Relu", "Sigmoid", "Softplus", "Tanh")
 }

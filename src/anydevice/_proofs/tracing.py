@@ -440,10 +440,11 @@ class NetworkTrace:
             return FixedTensor(np.abs(_wide(a)), a.off)
         return SymbolicTensor(self.graph.absolute(a.cells))
 
-    def leaky_relu(self, a: Tensor, slope: float) -> Tensor:
+    def leaky_relu(self, a: Tensor, slope: Numbers) -> Tensor:
         if isinstance(a, FixedTensor):
             return FixedTensor(np.where(_wide(a) > 0, _wide(a), slope * _wide(a)), a.off + 2.0**-23)
-        return SymbolicTensor(self.graph.leaky_relu(a.cells, slope))
+        cells = np.broadcast_to(a.cells, np.broadcast_shapes(a.shape, np.shape(slope)))
+        return SymbolicTensor(self.graph.leaky_relu(cells, slope))
 
     # Sums and products
 
@@ -523,6 +524,36 @@ class NetworkTrace:
         image, extra = a.cells[0], rounds(kernels)
         cells = self.graph.convolution(image, kernels, offset, windows, groups, extra)
         return SymbolicTensor(cells[None])
+
+    def transposed_convolution(
+        self,
+        a: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        windows: Windows,
+        groups: int,
+        more: Sequence[int],
+    ) -> Tensor:
+        """Convolve by mirrored kernels over elements that are apart by zeros.
+
+        `windows.padding` is cut off, but for `more` positions at the end of each axis.
+        """
+        cells, kernels = self._cells_of_input(a, "a transposed convolution"), _numbers_of(weight)
+        batch, channels, *sizes = cells.shape
+        apart = [(n - 1) * s + 1 for n, s in zip(sizes, windows.stride, strict=True)]
+        spread = np.full((batch, channels, *apart), NO_CELL)
+        spread[(..., *[slice(None, None, step) for step in windows.stride])] = cells
+        ends = zip(kernels.shape[2:], windows.dilation, windows.padding, more, strict=True)
+        widths = [((k - 1) * d - low, (k - 1) * d - high + m) for k, d, (low, high), m in ends]
+        around = [(max(low, 0), max(high, 0)) for low, high in widths]
+        spread = np.pad(spread, [(0, 0), (0, 0), *around], constant_values=NO_CELL)
+        cut = [slice(max(-low, 0), min(high, 0) or None) for low, high in widths]
+        parts = kernels.reshape(groups, channels // groups, *kernels.shape[1:]).swapaxes(1, 2)
+        mirrored = np.flip(parts, range(3, parts.ndim)).reshape(-1, *parts.shape[2:])
+        one = (1,) * len(widths)
+        plain = Windows(one, [(0, 0)] * len(widths), windows.dilation)
+        moved = SymbolicTensor(spread[(..., *cut)])
+        return self.convolution(moved, FixedTensor(mirrored), bias, plain, groups)
 
     def pool(
         self, kind: Literal["max", "mean", "sum"], a: Tensor, size: Sequence[int], windows: Windows

@@ -217,10 +217,12 @@ def _convolution(
     groups: int,
     *_: Any,
 ) -> Traced:
-    if transposed:
-        raise trace.refuse("a transposed convolution")
     axes = len(weight.shape) - 2 if isinstance(weight, FixedTensor) else len(stride)
-    return trace.convolution(a, weight, bias, _windows(axes, stride, padding, dilation), groups)
+    windows = _windows(axes, stride, padding, dilation)
+    if transposed:
+        more = _per_axis(output_padding, axes)
+        return trace.transposed_convolution(a, weight, bias, windows, groups, more)
+    return trace.convolution(a, weight, bias, windows, groups)
 
 
 def _per_axis(value: int | Sizes, axes: int) -> list[int]:
@@ -356,6 +358,68 @@ def _pad(trace: Trace, a: Traced, widths: Sizes, value: float = 0.0) -> Traced:
     return trace.pad(a, [(0, 0)] * (len(a.shape) - len(pairs)) + pairs, value)
 
 
+def _pad_by(mode: str) -> Rule:
+    """Return the rule of a padding by elements, in NumPy's mode."""
+
+    def run(trace: Trace, a: Traced, widths: Sizes) -> Traced:
+        pairs = [*zip(widths[::2], widths[1::2], strict=True)][::-1]
+        if min(widths) < 0:
+            raise trace.refuse("a padding that cuts")
+        around = [(0, 0)] * (len(a.shape) - len(pairs)) + pairs
+        return trace.rearrange(lambda x: np.pad(x, around, mode), a)  # type: ignore[call-overload]
+
+    return run
+
+
+def _upsample(trace: Trace, a: Traced, sizes: Sizes, *scales: float | None) -> Traced:
+    """Repeat elements: the nearest one, by a whole number for each axis."""
+    axes = range(-len(sizes), 0)
+    times = [size / a.shape[axis] for axis, size in zip(axes, sizes, strict=True)]
+    differ = any(scale not in (None, k) for scale, k in zip(scales, times, strict=False))
+    if differ or not all(k.is_integer() for k in times):
+        raise trace.refuse(f"nearest upsampling by {times}, other than by whole numbers")
+    for axis, k in zip(axes, times, strict=True):
+        a = trace.rearrange(lambda x, axis=axis, k=k: np.repeat(x, int(k), axis), a)
+    return a
+
+
+def _shuffle(trace: Trace, a: Traced, size: int) -> Traced:
+    *rest, channels, rows, columns = a.shape
+    apart = (*rest, channels // size**2, size, size, rows, columns)
+    whole = (*rest, channels // size**2, rows * size, columns * size)
+    axes = (*range(len(rest) + 1), -2, -4, -1, -3)
+    return trace.rearrange(lambda x: x.reshape(apart).transpose(axes).reshape(whole), a)
+
+
+def _unshuffle(trace: Trace, a: Traced, size: int) -> Traced:
+    *rest, channels, rows, columns = a.shape
+    apart = (*rest, channels, rows // size, size, columns // size, size)
+    whole = (*rest, channels * size**2, rows // size, columns // size)
+    axes = (*range(len(rest) + 1), -3, -1, -4, -2)
+    return trace.rearrange(lambda x: x.reshape(apart).transpose(axes).reshape(whole), a)
+
+
+def _softplus(trace: Trace, a: Traced, beta: float = 1.0, threshold: float = 20.0) -> Traced:
+    if not 20 <= threshold <= 80:  # the identity above it is as good as log(1 + exp(z))
+        raise trace.refuse(f"a softplus that is the identity above {threshold:g}")
+    scaled = trace.multiply(a, trace.constant(beta))
+    return trace.divide(trace.function("softplus", scaled), trace.constant(beta))
+
+
+def _elu(
+    trace: Trace, a: Traced, alpha: float = 1.0, scale: float = 1.0, inner: float = 1.0
+) -> Traced:
+    if inner != 1:
+        raise trace.refuse("an ELU of a multiple of its input, such as CELU")
+    return SymbolicTensor(trace.graph.elu(trace.cells(a), alpha, scale))
+
+
+def _prelu(trace: Trace, a: Traced, slope: Traced) -> Traced:
+    if not isinstance(slope, FixedTensor):
+        raise trace.refuse("a PReLU whose slopes depend on the input")
+    return trace.leaky_relu(a, slope.value)
+
+
 def _identity(trace: Trace, a: Traced, *_: Any, **__: Any) -> Traced:
     return a
 
@@ -404,11 +468,16 @@ _RULES: dict[str, Rule] = {
     "convolution": _convolution,
     "detach": _identity,
     "div": lambda trace, a, b: trace.divide(_tensor(trace, a), _tensor(trace, b)),
+    "elu": _elu,
     "exp": _function("exp"),
     "expand": _expand,
     "gelu": lambda trace, a, approximate="none": trace.function(
         "gelu" if approximate == "none" else "gelu_tanh", a
     ),
+    "hardsigmoid": lambda trace, a: SymbolicTensor(
+        trace.graph.hard_sigmoid(trace.cells(a), 1 / 6, 0.5)
+    ),
+    "hardswish": lambda trace, a: SymbolicTensor(trace.graph.hard_swish(trace.cells(a))),
     "hardtanh": lambda trace, a, low=-1.0, high=1.0: trace.clip(a, low, high),
     "leaky_relu": lambda trace, a, slope=0.01: trace.leaky_relu(a, slope),
     "linear": lambda trace, a, weight, bias=None: trace.linear(
@@ -418,6 +487,7 @@ _RULES: dict[str, Rule] = {
     "maximum": lambda trace, a, b: trace.maximum(a, b),
     "mean": partial(_sum, mean=True),
     "minimum": lambda trace, a, b: trace.minimum(a, b),
+    "mish": _function("mish"),
     "mm": lambda trace, a, b: trace.linear(a, b, None),
     "mul": lambda trace, a, b: trace.multiply(_tensor(trace, a), _tensor(trace, b)),
     "_native_batch_norm_legit_no_training": _batch_norm,
@@ -429,16 +499,22 @@ _RULES: dict[str, Rule] = {
     ],
     "neg": lambda trace, a: trace.multiply(a, trace.constant(-1.0)),
     "permute": _rearrange(lambda x, axes: np.transpose(x, axes)),
+    "pixel_shuffle": _shuffle,
+    "pixel_unshuffle": _unshuffle,
     "pow": _power,
+    "_prelu_kernel": _prelu,
     "reciprocal": _function("reciprocal"),
     "relu": _function("relu"),
     "rsqrt": _function("rsqrt"),
     "rsub": lambda trace, a, b, alpha=1: _add(trace, b, a, alpha, -1),
+    **{f"reflection_pad{axes}d": _pad_by("reflect") for axes in (1, 2, 3)},
+    **{f"replication_pad{axes}d": _pad_by("edge") for axes in (1, 2, 3)},
     "select": _rearrange(lambda x, axis, at: np.take(x, at, axis)),
     "sigmoid": _function("sigmoid"),
     "silu": _function("silu"),
     "slice": _slice,
     "_softmax": _softmax,
+    "softplus": _softplus,
     "_log_softmax": lambda trace, a, axis, *rest: trace.log_softmax(a, axis),
     "_safe_softmax": _softmax,
     "split": _split_axis,
@@ -455,6 +531,8 @@ _RULES: dict[str, Rule] = {
         trace.rearrange(partial(np.take, indices=i, axis=axis), a) for i in range(a.shape[axis])
     ],
     "unsqueeze": _rearrange(lambda x, axis: np.expand_dims(x, axis)),
+    **{f"upsample_nearest{axes}d": _upsample for axes in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{axes}d": _upsample for axes in (1, 2, 3)},
     "_unsafe_view": _rearrange(lambda x, shape: np.reshape(x, shape)),
     "view": _rearrange(lambda x, shape: np.reshape(x, shape)),
 }

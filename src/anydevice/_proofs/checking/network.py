@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 SMOOTH = ("sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "exp", "reciprocal", "rsqrt")
+SMOOTH += ("elu", "softplus", "mish")
 FUNCTIONS = ("", "relu", *SMOOTH, "square", "step")
 
 
