@@ -253,7 +253,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "Slice": {"axes": draw_axes},
     "Softmax": {"axis": draw_axis},
-    "SpaceToDepth": {"blocksize": [1, 2, 3]},
     "Split": {"axis": draw_axis, "num_outputs": [2, 3], "split": [[1, 1], [1, 2], [3, 1], [2]]},
     "Squeeze": {"axes": draw_axes},
     "Transpose": {"perm": lambda draft, value: draft.sample(range(value.ndim), value.ndim)},
@@ -262,7 +261,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """For each operator its attributes: their choices, or a function that draws one."""
 WINDOWED = ("AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "DepthToSpace")
-WINDOWED += ("GlobalAveragePool", "MaxPool", "SpaceToDepth")
+WINDOWED += ("GlobalAveragePool", "MaxPool")
 
 
 def draw_options(draft: Draft, value: Any, choices: dict[str, Any]) -> dict[str, Any]:
@@ -314,8 +313,6 @@ def propose_operator(draft: Draft, kind: str, x: str, value: Any) -> str:
         case "DepthToSpace":
             options["blocksize"] = 2
             x = draft.add_node("Concat", *[x] * 4, axis=1)
-        case "SpaceToDepth":
-            options["blocksize"] = options["blocksize"] or 2
         case "Resize" | "Upsample":
             scales = [draft.choice([1.0, 1.0, 2.0, 3.0, 0.5]) for _ in value.shape]
             scales[-1] = 1.5 if draft.chance(0.2) else scales[-1]

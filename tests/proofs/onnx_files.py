@@ -134,7 +134,6 @@ OPERATORS: dict[str, Any] = {
     ),
     "Softmax": one("Softmax", 1, 3),
     "Softplus": one("Softplus", 1, 3),
-    "SpaceToDepth": one("SpaceToDepth", 1, 2, 4, 2, blocksize=2),
     "Split": chain(
         node("Split", "x s", "a b", axis=1), node("Mul", "a b", "y"), shape=(2, 3), s=_I([1, 2])
     ),

@@ -238,7 +238,7 @@ class Builder:
         return self.sums(both, weights, roundings=3, inexact=ROUNDED)
 
     def elu(self, cells: Cells, alpha: float, scale: float = 1.0) -> Cells:
-        """Return `scale * (alpha * elu(x) + (1 - alpha) * relu(x))`."""
+        """Return an ELU, which is linear where its argument is above 0, times a scale."""
         curve = self.function(cells, "elu")
         if alpha == scale == 1.0:
             return curve

@@ -18,7 +18,7 @@ from anydevice._core.protocols import FixedTensor, SymbolicTensor, Windows
 from anydevice._core.protocols import TracedTensor as Tensor
 from anydevice._proofs.checking.operators import attributes_of
 from anydevice._proofs.checking.readers import Graph, Operator
-from anydevice._proofs.graph import ROUNDED, windows_of
+from anydevice._proofs.graph import windows_of
 from anydevice._proofs.tracing import NetworkTrace
 
 Array = npt.NDArray[Any]
@@ -170,51 +170,29 @@ def _windows(net: OnnxTrace, x: Tensor, size: Sequence[int]) -> Windows:
 
 
 def _resize(net: OnnxTrace, x: Tensor, *options: Tensor | None) -> Tensor:
-    """Repeat the nearest elements: positions are quotients of integers."""
-    way, rule, half = "asymmetric", "floor", 0
-    if len(options) > 1:
-        way = net.attributes.get("coordinate_transformation_mode", "half_pixel")
-        rule = net.attributes.get("nearest_mode", "round_prefer_floor")
+    """Take the element before each position: scales are whole numbers."""
     sizes = net.option("sizes", options[2]) if len(options) > 2 else None
-    scales = None if sizes else net.option("scales", (*options, None)[len(options) > 1])
+    scales = net.option("scales", (*options, None)[len(options) > 1]) or []
     for axis, old in enumerate(x.shape):
-        p, q = (sizes[axis], old) if scales is None else scales[axis].as_integer_ratio()
-        new = old * p // q
-        half = int(way.endswith("half_pixel") and (way == "half_pixel" or new > 1))
-        at = [((2 * i + half) * q - half * p, 2 * p) for i in range(new)]
-        places = {
-            "floor": [n // d for n, d in at],
-            "ceil": [-(-n // d) for n, d in at],
-            "round_prefer_floor": [-((d // 2 - n) // d) for n, d in at],
-            "round_prefer_ceil": [(n + d // 2) // d for n, d in at],
-        }[rule]
-        index = np.clip(places, 0, old - 1).astype(np.int64)
+        new = sizes[axis] if sizes else int(old * scales[axis])
+        index = np.arange(new) // (new // old)
         x = net.rearrange(lambda y, i=index, k=axis: np.take(y, i, k), x)
     return x
 
 
 def _conv_transpose(net: OnnxTrace, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    windows, more = _windows(net, x, w.shape[2:]), net.attributes.get("output_padding")
-    groups = net.attributes.get("group", 1)
-    return net.transposed_convolution(x, w, b, windows, groups, more or [0] * len(windows.stride))
+    windows, groups = _windows(net, x, w.shape[2:]), net.attributes.get("group", 1)
+    more = net.attributes.get("output_padding", [0] * len(windows.stride))
+    x, w, windows = net.spread(x, w, windows, groups, more)
+    return net.convolution(x, w, b, windows, groups)
 
 
-def _depth_to_space(net: OnnxTrace, x: Array) -> Array:
-    size, (_, channels, rows, columns) = net.attributes["blocksize"], x.shape
-    result = np.zeros((1, channels // size**2, rows * size, columns * size), x.dtype)
-    for k in range(size**2):
-        is_last = net.attributes.get("mode", "DCR") == "CRD"
-        part = (
-            x[:, k :: size**2] if is_last else x[:, k * len(result[0]) : (k + 1) * len(result[0])]
-        )
-        result[:, :, k // size :: size, k % size :: size] = part
-    return result
-
-
-def _space_to_depth(net: OnnxTrace, x: Array) -> Array:
-    size = net.attributes["blocksize"]
-    corners = [x[:, :, k // size :: size, k % size :: size] for k in range(size**2)]
-    return np.concatenate(corners, 1)
+def _depth_to_space(net: OnnxTrace, x: Tensor) -> Tensor:
+    size, sizes = net.attributes["blocksize"], x.shape
+    if net.attributes.get("mode", "DCR") == "DCR":
+        corners = (1, size**2, -1, *sizes[2:])
+        x = net.rearrange(lambda y: y.reshape(corners).swapaxes(1, 2).reshape(sizes), x)
+    return net.pixel_shuffle(x, size)
 
 
 def _pool(net: OnnxTrace, x: Tensor) -> Tensor:
@@ -234,12 +212,6 @@ def _reduce(net: OnnxTrace, x: Tensor, axes: Tensor | None = None) -> Tensor:
         return x
     keep, is_mean = bool(net.attributes.get("keepdims", 1)), net.operator.kind == "ReduceMean"
     return net.sum(x, chosen or range(len(x.shape)), keep, is_mean)
-
-
-def _prelu(net: OnnxTrace, x: Tensor, slope: FixedTensor) -> Tensor:
-    slopes = slope.value.astype(np.float64)
-    bent = net.multiply(net.function("relu", x), FixedTensor(1 - slopes, ROUNDED))
-    return net.add(net.multiply(x, FixedTensor(slopes)), bent)
 
 
 def _clip(net: OnnxTrace, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
@@ -267,9 +239,9 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
         x, w, b, _windows(net, x, w.shape[2:]), net.attributes.get("group", 1)
     ),
     "ConvTranspose": _conv_transpose,
-    "DepthToSpace": _change(_depth_to_space),
+    "DepthToSpace": _depth_to_space,
     "Dropout": lambda net, x, *_: x,
-    "Elu": lambda net, x: SymbolicTensor(net.graph.elu(x.cells, net.attributes.get("alpha", 1.0))),
+    "Elu": lambda net, x: net.layer("elu", x, net.attributes.get("alpha", 1.0)),
     "Erf": OnnxTrace.erf,
     "Flatten": _change(_flatten),
     "Gather": _change(
@@ -277,12 +249,10 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     ),
     "Gemm": _gemm,
     "GlobalAveragePool": lambda net, x: net.sum(x, range(2, len(x.shape)), True, True),
-    "HardSigmoid": lambda net, x: SymbolicTensor(
-        net.graph.hard_sigmoid(
-            x.cells, *(net.attributes.get(k, d) for k, d in (("alpha", _HARD), ("beta", 0.5)))
-        )
+    "HardSigmoid": lambda net, x: net.layer(
+        "hard_sigmoid", x, net.attributes.get("alpha", _HARD), net.attributes.get("beta", 0.5)
     ),
-    "HardSwish": lambda net, x: SymbolicTensor(net.graph.hard_swish(x.cells)),
+    "HardSwish": lambda net, x: net.layer("hard_swish", x),
     "Identity": lambda net, x: x,
     "LeakyRelu": lambda net, x: net.leaky_relu(
         x, net.attributes.get("alpha", float(np.float32(0.01)))
@@ -292,7 +262,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "MaxPool": _pool,
     "Min": lambda net, *parts: reduce(net.minimum, parts),
     "Neg": lambda net, x: net.multiply(x, net.constant(-1.0)),
-    "PRelu": _prelu,
+    "PRelu": lambda net, x, slope: net.leaky_relu(x, slope.value.astype(np.float64)),
     "Pad": _pad,
     "Pow": lambda net, x, e: net.function("square", net.add(x, FixedTensor(e.value * 0.0))),
     "ReduceMean": _reduce,
@@ -304,7 +274,6 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     ),
     "Slice": _change(_slice),
     "Softmax": lambda net, x: x,  # the last one, which is left out
-    "SpaceToDepth": _change(_space_to_depth),
     "Split": _split,
     "Squeeze": _change(
         lambda net, x, axes=None: np.squeeze(x, tuple(net.option("axes", axes) or ()) or None)

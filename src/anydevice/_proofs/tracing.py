@@ -87,6 +87,14 @@ class NetworkTrace:
             return FixedTensor(change(*[tensor.value for tensor in fixed]), off)
         return SymbolicTensor(change(*[self.cells(tensor) for tensor in tensors]))
 
+    def pixel_shuffle(self, a: Tensor, size: int) -> Tensor:
+        *rest, rows, columns = a.shape
+        apart = (*rest[:-1], -1, size, size, rows, columns)
+        whole = (*rest[:-1], -1, rows * size, columns * size)
+        return self.rearrange(
+            lambda x: np.moveaxis(x.reshape(apart), (-4, -3), (-3, -1)).reshape(whole), a
+        )
+
     def constant(self, number: float) -> FixedTensor:
         return FixedTensor(np.array(number, np.float64))
 
@@ -314,6 +322,10 @@ class NetworkTrace:
             return FixedTensor(np.clip(_wide(a), low, high), a.off)
         return SymbolicTensor(self.graph.clip(a.cells, low, high))
 
+    def layer(self, name: str, a: Tensor, *options: Any) -> Tensor:
+        """Return a layer of the graph without weights, by its name."""
+        return SymbolicTensor(getattr(self.graph, name)(self.cells(a), *options))
+
     def function(self, name: str, a: Tensor) -> Tensor:
         if name not in FUNCTIONS:
             raise self.refuse(name)
@@ -525,35 +537,32 @@ class NetworkTrace:
         cells = self.graph.convolution(image, kernels, offset, windows, groups, extra)
         return SymbolicTensor(cells[None])
 
-    def transposed_convolution(
-        self,
-        a: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        windows: Windows,
-        groups: int,
-        more: Sequence[int],
-    ) -> Tensor:
-        """Convolve by mirrored kernels over elements that are apart by zeros.
+    def spread(
+        self, a: Tensor, weight: Tensor, windows: Windows, groups: int, more: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Windows]:
+        """Return a transposed convolution as one by mirrored kernels, of elements set apart.
 
-        `windows.padding` is cut off, but for `more` positions at the end of each axis.
+        The padding is cut off at each end, but for `more` elements at the last one.
         """
+        if isinstance(weight, SymbolicTensor):
+            raise self.refuse("a convolution by kernels that depend on the input")
         cells, kernels = self._cells_of_input(a, "a transposed convolution"), _numbers_of(weight)
-        batch, channels, *sizes = cells.shape
-        apart = [(n - 1) * s + 1 for n, s in zip(sizes, windows.stride, strict=True)]
-        spread = np.full((batch, channels, *apart), NO_CELL)
-        spread[(..., *[slice(None, None, step) for step in windows.stride])] = cells
+        axes = range(2, kernels.ndim)
+        sizes = [(cells.shape[k] - 1) * windows.stride[k - 2] + 1 for k in axes]
+        apart = np.full((*cells.shape[:2], *sizes), NO_CELL)
+        apart[:, :, *[slice(None, None, step) for step in windows.stride]] = cells
         ends = zip(kernels.shape[2:], windows.dilation, windows.padding, more, strict=True)
         widths = [((k - 1) * d - low, (k - 1) * d - high + m) for k, d, (low, high), m in ends]
-        around = [(max(low, 0), max(high, 0)) for low, high in widths]
-        spread = np.pad(spread, [(0, 0), (0, 0), *around], constant_values=NO_CELL)
-        cut = [slice(max(-low, 0), min(high, 0) or None) for low, high in widths]
-        parts = kernels.reshape(groups, channels // groups, *kernels.shape[1:]).swapaxes(1, 2)
-        mirrored = np.flip(parts, range(3, parts.ndim)).reshape(-1, *parts.shape[2:])
-        one = (1,) * len(widths)
-        plain = Windows(one, [(0, 0)] * len(widths), windows.dilation)
-        moved = SymbolicTensor(spread[(..., *cut)])
-        return self.convolution(moved, FixedTensor(mirrored), bias, plain, groups)
+        apart = np.pad(
+            apart,
+            [(0, 0)] * 2 + [(max(a, 0), max(b, 0)) for a, b in widths],
+            constant_values=NO_CELL,
+        )
+        inside = [slice(max(-low, 0), min(high, 0) or None) for low, high in widths]
+        parts = kernels.reshape(groups, -1, *kernels.shape[1:]).swapaxes(1, 2)
+        mirrored = np.flip(parts, tuple(range(3, parts.ndim))).reshape(-1, *parts.shape[2:])
+        plain = Windows([1] * len(axes), [(0, 0)] * len(axes), windows.dilation)
+        return SymbolicTensor(apart[:, :, *inside]), FixedTensor(mirrored), plain
 
     def pool(
         self, kind: Literal["max", "mean", "sum"], a: Tensor, size: Sequence[int], windows: Windows

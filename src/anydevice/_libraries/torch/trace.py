@@ -221,7 +221,7 @@ def _convolution(
     windows = _windows(axes, stride, padding, dilation)
     if transposed:
         more = _per_axis(output_padding, axes)
-        return trace.transposed_convolution(a, weight, bias, windows, groups, more)
+        a, weight, windows = trace.spread(a, weight, windows, groups, more)
     return trace.convolution(a, weight, bias, windows, groups)
 
 
@@ -351,24 +351,17 @@ def _expand(trace: Trace, a: Traced, sizes: Sizes, **_: Any) -> Traced:
     return trace.rearrange(lambda x: np.broadcast_to(x, full), a)
 
 
-def _pad(trace: Trace, a: Traced, widths: Sizes, value: float = 0.0) -> Traced:
+def _pad(
+    trace: Trace, a: Traced, widths: Sizes, value: float = 0.0, mode: str = "constant"
+) -> Traced:
     pairs = list(zip(widths[::2], widths[1::2], strict=True))[::-1]
     if min(widths) < 0:
         raise trace.refuse("a padding that cuts")
-    return trace.pad(a, [(0, 0)] * (len(a.shape) - len(pairs)) + pairs, value)
-
-
-def _pad_by(mode: str) -> Rule:
-    """Return the rule of a padding by elements, in NumPy's mode."""
-
-    def run(trace: Trace, a: Traced, widths: Sizes) -> Traced:
-        pairs = [*zip(widths[::2], widths[1::2], strict=True)][::-1]
-        if min(widths) < 0:
-            raise trace.refuse("a padding that cuts")
-        around = [(0, 0)] * (len(a.shape) - len(pairs)) + pairs
-        return trace.rearrange(lambda x: np.pad(x, around, mode), a)  # type: ignore[call-overload]
-
-    return run
+    around = [(0, 0)] * (len(a.shape) - len(pairs)) + pairs
+    if mode != "constant":
+        pad: Any = np.pad
+        return trace.rearrange(lambda x: pad(x, around, mode), a)
+    return trace.pad(a, around, value)
 
 
 def _upsample(trace: Trace, a: Traced, sizes: Sizes, *scales: float | None) -> Traced:
@@ -377,26 +370,10 @@ def _upsample(trace: Trace, a: Traced, sizes: Sizes, *scales: float | None) -> T
     times = [size / a.shape[axis] for axis, size in zip(axes, sizes, strict=True)]
     differ = any(scale not in (None, k) for scale, k in zip(scales, times, strict=False))
     if differ or not all(k.is_integer() for k in times):
-        raise trace.refuse(f"nearest upsampling by {times}, other than by whole numbers")
+        raise trace.refuse("nearest upsampling other than by whole numbers")
     for axis, k in zip(axes, times, strict=True):
         a = trace.rearrange(lambda x, axis=axis, k=k: np.repeat(x, int(k), axis), a)
     return a
-
-
-def _shuffle(trace: Trace, a: Traced, size: int) -> Traced:
-    *rest, channels, rows, columns = a.shape
-    apart = (*rest, channels // size**2, size, size, rows, columns)
-    whole = (*rest, channels // size**2, rows * size, columns * size)
-    axes = (*range(len(rest) + 1), -2, -4, -1, -3)
-    return trace.rearrange(lambda x: x.reshape(apart).transpose(axes).reshape(whole), a)
-
-
-def _unshuffle(trace: Trace, a: Traced, size: int) -> Traced:
-    *rest, channels, rows, columns = a.shape
-    apart = (*rest, channels, rows // size, size, columns // size, size)
-    whole = (*rest, channels * size**2, rows // size, columns // size)
-    axes = (*range(len(rest) + 1), -3, -1, -4, -2)
-    return trace.rearrange(lambda x: x.reshape(apart).transpose(axes).reshape(whole), a)
 
 
 def _softplus(trace: Trace, a: Traced, beta: float = 1.0, threshold: float = 20.0) -> Traced:
@@ -411,13 +388,13 @@ def _elu(
 ) -> Traced:
     if inner != 1:
         raise trace.refuse("an ELU of a multiple of its input, such as CELU")
-    return SymbolicTensor(trace.graph.elu(trace.cells(a), alpha, scale))
+    return trace.layer("elu", a, alpha, scale)
 
 
 def _prelu(trace: Trace, a: Traced, slope: Traced) -> Traced:
     if not isinstance(slope, FixedTensor):
         raise trace.refuse("a PReLU whose slopes depend on the input")
-    return trace.leaky_relu(a, slope.value)
+    return trace.leaky_relu(a, np.asarray(slope.value, np.float64))
 
 
 def _identity(trace: Trace, a: Traced, *_: Any, **__: Any) -> Traced:
@@ -474,10 +451,8 @@ _RULES: dict[str, Rule] = {
     "gelu": lambda trace, a, approximate="none": trace.function(
         "gelu" if approximate == "none" else "gelu_tanh", a
     ),
-    "hardsigmoid": lambda trace, a: SymbolicTensor(
-        trace.graph.hard_sigmoid(trace.cells(a), 1 / 6, 0.5)
-    ),
-    "hardswish": lambda trace, a: SymbolicTensor(trace.graph.hard_swish(trace.cells(a))),
+    "hardsigmoid": lambda trace, a: trace.layer("hard_sigmoid", a, 1 / 6, 0.5),
+    "hardswish": lambda trace, a: trace.layer("hard_swish", a),
     "hardtanh": lambda trace, a, low=-1.0, high=1.0: trace.clip(a, low, high),
     "leaky_relu": lambda trace, a, slope=0.01: trace.leaky_relu(a, slope),
     "linear": lambda trace, a, weight, bias=None: trace.linear(
@@ -499,16 +474,15 @@ _RULES: dict[str, Rule] = {
     ],
     "neg": lambda trace, a: trace.multiply(a, trace.constant(-1.0)),
     "permute": _rearrange(lambda x, axes: np.transpose(x, axes)),
-    "pixel_shuffle": _shuffle,
-    "pixel_unshuffle": _unshuffle,
+    "pixel_shuffle": lambda trace, a, size: trace.pixel_shuffle(a, size),
     "pow": _power,
     "_prelu_kernel": _prelu,
     "reciprocal": _function("reciprocal"),
     "relu": _function("relu"),
     "rsqrt": _function("rsqrt"),
     "rsub": lambda trace, a, b, alpha=1: _add(trace, b, a, alpha, -1),
-    **{f"reflection_pad{axes}d": _pad_by("reflect") for axes in (1, 2, 3)},
-    **{f"replication_pad{axes}d": _pad_by("edge") for axes in (1, 2, 3)},
+    **{f"reflection_pad{axes}d": partial(_pad, mode="reflect") for axes in (1, 2, 3)},
+    **{f"replication_pad{axes}d": partial(_pad, mode="edge") for axes in (1, 2, 3)},
     "select": _rearrange(lambda x, axis, at: np.take(x, at, axis)),
     "sigmoid": _function("sigmoid"),
     "silu": _function("silu"),

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
-from math import ceil, floor, prod, sqrt
+from math import ceil, prod, sqrt
 from operator import index
 from typing import Any, NamedTuple
 
@@ -45,7 +45,10 @@ _DTYPES = {1: "f4", 6: "i4", 7: "i8", 9: "?", _DOUBLE: "f8"}
 """The dtypes by ONNX's numbers. Constants of float32 are stored in float64."""
 _SLOPE, _EPSILON, _HARD = (float(np.float32(number)) for number in (0.01, 1e-5, 0.2))
 """The defaults of a leaky ReLU, a batch norm, a hard sigmoid; attributes of ONNX are float32."""
-_MILD, _ROUNDED_PLACE = 2.0**20, 1e-3
+_MILD = 2.0**20
+_COORDINATES = "coordinate_transformation_mode"
+_REPEATS = (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"))
+"""Coordinates and roundings by which a resize to a multiple repeats elements."""
 _ONE = ((), (1,))
 """The shapes of one number that broadcasting does not notice."""
 _ONLY_GELU = "erf is known as a part of GELU alone"
@@ -416,9 +419,10 @@ def _pad(net: Lowering, x: Value, pads: Any = None, value: Any = None) -> Value:
         raise NotSupportedError("it pads by a negative or a huge amount, or other axes")
     net.check_size(*(amounts.sum(1) + x.shape).tolist())
     if mode != "constant":
-        if mode not in ("edge", "reflect") or (mode == "reflect" and (amounts.T >= x.shape).any()):
+        if mode not in ("edge", "reflect") or (mode == "reflect" and (x.shape <= amounts.T).any()):
             raise NotSupportedError(f"its mode is {mode!r}, or it reflects more than there is")
-        return net.copy(x._replace(places=np.pad(x.places, amounts, mode)))  # type: ignore[call-overload]
+        pad: Any = np.pad
+        return net.copy(x._replace(places=pad(x.places, amounts, mode)))
     filler = float(value) if value is not None else net.attributes.get("value", 0.0)
     target = np.pad(np.arange(x.places.size).reshape(x.shape), amounts, constant_values=-1)
     inner = np.nonzero(target.reshape(-1) >= 0)[0]
@@ -663,56 +667,37 @@ def _conv(net: Lowering, x: Value, w: Array, b: Any = None) -> Value:
 def _conv_transpose(net: Lowering, x: Value, w: Array, b: Any = None) -> Value:
     """Multiply by the transposed matrix of the convolution that these kernels are of."""
     get, rank, outputs = net.attributes.get, w.ndim - 2, w.shape[1] * net.attributes.get("group", 1)
-    if get("auto_pad", "NOTSET") != "NOTSET" or "output_shape" in net.attributes or x.shape[0] != 1:
-        raise NotSupportedError("its auto_pad, its output_shape, or a batch of several")
+    if get("auto_pad", "NOTSET") != "NOTSET":
+        raise NotSupportedError("its auto_pad")
     pads, more = get("pads", [0] * 2 * rank), get("output_padding", [0] * rank)
     steps, spread = get("strides", [1] * rank), get("dilations", [1] * rank)
     per_axis = zip(x.shape[2:], w.shape[2:], steps, spread, strict=True)
     spans = [s * (n - 1) + d * (k - 1) + 1 for n, k, s, d in per_axis]
     sizes = [n + more[i] - pads[i] - pads[i + rank] for i, n in enumerate(spans)]
     matrix, below = _kernel_matrix(net, (1, outputs, *sizes), w)
-    if (len(w), *below) != x.shape[1:]:
+    if (1, len(w), *below) != x.shape:
         raise FormatError(f"an input of shape {x.shape} and kernels of shape {w.shape}")
     bias = np.zeros((1, outputs, *sizes)) + (0.0 if b is None else b.reshape(-1, *[1] * rank))
     terms = len(w) // (outputs // w.shape[1]) * prod(w.shape[2:])
-    weight = np.ascontiguousarray(matrix.T)
-    return net.add([(x, weight)], bias, roundings=terms + (b is not None))
+    return net.add([(x, matrix.T)], bias, roundings=terms + (b is not None))
 
 
 def _resize(net: Lowering, x: Value, *options: Any) -> Value:
-    """Take the element that is nearest to each position, in rational numbers."""
-    get, sizes = net.attributes.get, options[2] if len(options) > 2 else None
-    mode, way, rule = get("mode", "nearest"), "asymmetric", "floor"
+    """Repeat each element a whole number of times along each axis."""
+    get, way = net.attributes.get, ("asymmetric", "floor")
+    _, scales, sizes = (None, *options, get("scales"), None)[:3]
     if len(options) > 1:  # from version 11 on
-        way = get("coordinate_transformation_mode", "half_pixel")
-        rule = get("nearest_mode", "round_prefer_floor")
-    if mode != "nearest" or way not in ("half_pixel", "pytorch_half_pixel", "asymmetric"):
-        raise NotSupportedError(f"its mode is {mode!r} by {way!r}; 'nearest' can be proved")
-    scales = options[min(1, len(options) - 1)] if options else get("scales")
-    if (sizes is None) == (scales is None or not len(scales)):
-        raise FormatError("it has not either scales or sizes")
+        way = get(_COORDINATES, "half_pixel"), get("nearest_mode", "round_prefer_floor")
+        _, scales, sizes = (*options, None)[:3]
+    times = np.asarray(scales) if sizes is None else sizes / np.array(x.shape)
+    repeats = get("mode", "nearest") == "nearest" and way in _REPEATS and min(times) >= 1
+    if not repeats or (times % 1).any():
+        raise NotSupportedError("it does not repeat each element a whole number of times")
+    net.check_size(*(times * x.shape).astype(int).tolist())
     places = x.places
-    for axis, n in enumerate(x.shape):
-        scale = Fraction(float(scales[axis])) if sizes is None else Fraction(int(sizes[axis]), n)
-        size = floor(n * scale)
-        net.check_size(places.size // n * size)
-        half = Fraction(way == "half_pixel" or (way == "pytorch_half_pixel" and size > 1), 2)
-        spots = [(i + half) / scale - half for i in range(size)]
-        ties = any(abs(2 * at - round(2 * at)) < _ROUNDED_PLACE for at in spots)
-        if ties and scale.numerator != 1 and scale.denominator != 1:
-            raise NotSupportedError(f"at its scale {float(scale):g} rounding decides what is near")
-        nearest = [_NEAREST[rule](at) for at in spots]
-        places = np.take(places, np.clip(nearest, 0, n - 1), axis)
+    for axis, count in enumerate(times.astype(int)):
+        places = np.repeat(places, count, axis)
     return net.copy(x._replace(places=places))
-
-
-_NEAREST: dict[str, Callable[[Any], int]] = {
-    "floor": floor,
-    "ceil": ceil,
-    "round_prefer_floor": lambda at: ceil(at - Fraction(1, 2)),
-    "round_prefer_ceil": lambda at: floor(at + Fraction(1, 2)),
-}
-"""The element that is nearest to a position."""
 
 
 def _depth_to_space(attributes: Attributes, x: Array) -> Array:
@@ -722,12 +707,6 @@ def _depth_to_space(attributes: Attributes, x: Array) -> Array:
     else:
         parts = x.reshape(n, c // size**2, size, size, h, w).transpose(0, 1, 4, 2, 5, 3)
     return parts.reshape(n, c // size**2, h * size, w * size)
-
-
-def _space_to_depth(attributes: Attributes, x: Array) -> Array:
-    size, (n, c, h, w) = attributes.get("blocksize"), x.shape
-    parts = x.reshape(n, c, h // size, size, w // size, size).transpose(0, 3, 5, 1, 2, 4)
-    return parts.reshape(n, c * size**2, h // size, w // size)
 
 
 def _average(net: Lowering, x: Value) -> Value:
@@ -959,7 +938,6 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Slice": _shape_of(_slice),
     "Softmax": _softmax,
     "Softplus": _elementwise("softplus"),
-    "SpaceToDepth": _shape_of(_space_to_depth),
     "Split": _split_axis,
     "Squeeze": _shape_of(
         lambda attributes, x, axes=None: np.squeeze(x, _axes(attributes, axes) or None)

@@ -5,8 +5,9 @@ lies above its tangents; the least distance of a concave function from a line is
 
 NumPy's exp, tanh and sqrt and Python's erf are assumed to have a relative error of at most 2**-46
 in float64, and an execution of the function in float32 one of 2**-20, for GELU, SiLU and Mish of
-2**-20 of the argument; for exp, and the sigmoid left of 0, 1 + |z| / 16 times as much. A sigmoid may have
-an absolute error too, by executor, and ELU and softplus one of 2**-22. A certificate states all.
+2**-20 of the argument; for exp, and the sigmoid left of 0, 1 + |z| / 16 times as much. A sigmoid
+may have an absolute error too, by executor, and ELU and softplus one of 2**-22. A certificate
+states all of them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ EXECUTORS["onnxruntime"] = 2.0**-22
 """The executors that were measured, by the absolute error of their sigmoid beside the relative."""
 _SIGMOID = "sigmoid, absolute"
 _ALWAYS = {"elu, absolute": 2.0**-22, "softplus, absolute": 2.0**-22}
-"""Absolute errors that are assumed of every executor: some compute exp(z) - 1 and log(1 + exp(z))."""
+"""Absolute errors of every executor: some compute exp(z) - 1, and log(1 + exp(z))."""
 WIDEST = {_SIGMOID: max(EXECUTORS.values()), **_ALWAYS}
 _STEPS = 26
 """Halvings towards the point where a tangent touches; any point gives a sound bound."""
@@ -264,12 +265,8 @@ def _gelu_tanh_slope(z: Floats) -> Floats:
     return 0.5 * (1.0 + inner) + 0.5 * z * (1.0 - inner**2) * _K * (1.0 + 3.0 * _C * z * z)
 
 
-def _softplus(z: Floats) -> Floats:
-    return np.logaddexp(0.0, z)
-
-
 def _mish_slope(z: Floats) -> Floats:
-    gate = np.tanh(_softplus(z))
+    gate = np.tanh(np.logaddexp(0.0, z))
     return gate + z * (1.0 - gate**2) * _sigmoid(z)
 
 
@@ -312,9 +309,9 @@ _CURVES = {
         lambda z: np.exp(np.minimum(z, 0)),
         _linear,
     ),
-    "softplus": SmoothCurve(_softplus, _sigmoid, _linear),
+    "softplus": SmoothCurve(lambda z: np.logaddexp(0.0, z), _sigmoid, _linear),
     "mish": SmoothCurve(
-        lambda z: z * np.tanh(_softplus(z)), _mish_slope, _linear, _MISH_BENDS, False
+        lambda z: z * np.tanh(np.logaddexp(0.0, z)), _mish_slope, _linear, _MISH_BENDS, False
     ),
     "reciprocal": SmoothCurve(lambda z: 1.0 / z, lambda z: -1.0 / (z * z), _poles),
     "rsqrt": SmoothCurve(lambda z: 1.0 / np.sqrt(z), lambda z: -0.5 / (z * np.sqrt(z)), _poles),
