@@ -56,11 +56,15 @@ Padding = Sequence[tuple[int, int]]
 
 
 class Windows(NamedTuple):
-    """The windows of a convolution or a pooling, along each axis."""
+    """The windows of a convolution or a pooling, along each axis.
+
+    A transposed convolution has `more` elements at the end of each axis.
+    """
 
     stride: Sequence[int]
     padding: Padding
     dilation: Sequence[int]
+    more: Sequence[int] | None = None
 
 
 # Trainings

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from anydevice._core.files import open_ordinary
 from anydevice._core.record import Record
@@ -64,7 +63,7 @@ def read_queries(path: str | Path, model: ModelFile | None = None) -> tuple[Quer
     return queries
 
 
-def read_array(path: str | Path) -> npt.NDArray[Any]:
+def read_array(path: str | Path) -> Any:
     """Read the array in a `.npy` file."""
     data = _read_bytes(path)
     try:

@@ -72,6 +72,7 @@ class Builder:
     def __init__(self, inputs: int) -> None:
         self.inputs = inputs
         self.path = "the model"
+        self.more_roundings = 0  # in each sum that is rounded
         self._bytes = 0
         self.nodes: list[Node] = []
         self._starts = [0, inputs]
@@ -91,6 +92,8 @@ class Builder:
         size = len(np.broadcast_to(weights, np.broadcast_shapes(cells.shape, weights.shape)))
         offset = np.ascontiguousarray(np.broadcast_to(np.asarray(bias, np.float64), (size,)))
         self._refuse_nonfinite(weights, offset)
+        if node.get("roundings"):
+            node["roundings"] += self.more_roundings
         terms = self._merge(self._terms(cells, weights, size))
         inputs, matrices = tuple([n for n, _ in terms]), tuple([matrix for _, matrix in terms])
         return self._append(Node(inputs, matrices, offset, **node))
@@ -188,6 +191,8 @@ class Builder:
         extra: int = 0,
     ) -> Cells:
         """Convolve cells (channels, …) with kernels (outputs, channels / groups, …)."""
+        if windows.more is not None:
+            cells, weight, windows = _spread(cells, weight, windows, groups)
         elements = windows_of(cells, weight.shape[2:], windows)
         axes, (outputs, channels) = weight.ndim - 2, weight.shape[:2]
         sizes = elements.shape[1 : 1 + axes]
@@ -237,13 +242,13 @@ class Builder:
         weights = np.stack([slopes, 1.0 - slopes], -1)
         return self.sums(both, weights, roundings=3, inexact=ROUNDED)
 
-    def elu(self, cells: Cells, alpha: float, scale: float = 1.0) -> Cells:
-        """Return an ELU, which is linear where its argument is above 0, times a scale."""
+    def elu(self, cells: Cells, alpha: float) -> Cells:
+        """Return an ELU as the one of alpha 1, and a ReLU."""
         curve = self.function(cells, "elu")
-        if alpha == scale == 1.0:
+        if alpha == 1.0:
             return curve
-        parts = [(scale * alpha, curve), (scale * (1.0 - alpha), self.function(cells, "relu"))]
-        return self.combine(parts, roundings=4, inexact=ROUNDED)
+        parts = [(alpha, curve), (1.0 - alpha, self.function(cells, "relu"))]
+        return self.combine(parts, roundings=3, inexact=ROUNDED)
 
     def hard_sigmoid(self, cells: Cells, slope: float, shift: float) -> Cells:
         """Return `min(max(slope * x + shift, 0), 1)`; an execution may clip before it scales."""
@@ -493,6 +498,26 @@ def windows_of(cells: Cells, size: Sequence[int], windows: Windows) -> Cells:
     steps = [slice(None, None, step) for step in (*windows.stride, *spread)]
     elements: Cells = every[(Ellipsis, *steps)]  # type: ignore[arg-type]
     return elements
+
+
+def _spread(
+    cells: Cells, kernels: Floats, windows: Windows, groups: int
+) -> tuple[Cells, Floats, Windows]:
+    """Return a transposed convolution as one by mirrored kernels, of cells set apart."""
+    axes = len(windows.stride)
+    sizes = [(n - 1) * s + 1 for n, s in zip(cells.shape[1:], windows.stride, strict=True)]
+    apart = np.full((len(cells), *sizes), NO_CELL)
+    apart[:, *[slice(None, None, step) for step in windows.stride]] = cells
+    ends = zip(
+        kernels.shape[2:], windows.dilation, windows.padding, windows.more or (), strict=True
+    )
+    widths = [((k - 1) * d - low, (k - 1) * d - high + m) for k, d, (low, high), m in ends]
+    around = [(0, 0), *[(max(low, 0), max(high, 0)) for low, high in widths]]
+    apart = np.pad(apart, around, constant_values=NO_CELL)
+    inside = [slice(max(-low, 0), min(high, 0) or None) for low, high in widths]
+    parts = kernels.reshape(groups, -1, *kernels.shape[1:]).swapaxes(1, 2)
+    mirrored = np.flip(parts, tuple(range(3, parts.ndim))).reshape(-1, *parts.shape[2:])
+    return apart[:, *inside], mirrored, Windows([1] * axes, [(0, 0)] * axes, windows.dilation)
 
 
 def simplify(network: Network) -> Network:

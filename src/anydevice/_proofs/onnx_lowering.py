@@ -183,8 +183,7 @@ def _resize(net: OnnxTrace, x: Tensor, *options: Tensor | None) -> Tensor:
 def _conv_transpose(net: OnnxTrace, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     windows, groups = _windows(net, x, w.shape[2:]), net.attributes.get("group", 1)
     more = net.attributes.get("output_padding", [0] * len(windows.stride))
-    x, w, windows = net.spread(x, w, windows, groups, more)
-    return net.convolution(x, w, b, windows, groups)
+    return net.convolution(x, w, b, windows._replace(more=more), groups)
 
 
 def _depth_to_space(net: OnnxTrace, x: Tensor) -> Tensor:
@@ -262,7 +261,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "MaxPool": _pool,
     "Min": lambda net, *parts: reduce(net.minimum, parts),
     "Neg": lambda net, x: net.multiply(x, net.constant(-1.0)),
-    "PRelu": lambda net, x, slope: net.leaky_relu(x, slope.value.astype(np.float64)),
+    "PRelu": OnnxTrace.leaky_relu,
     "Pad": _pad,
     "Pow": lambda net, x, e: net.function("square", net.add(x, FixedTensor(e.value * 0.0))),
     "ReduceMean": _reduce,

@@ -452,11 +452,16 @@ class NetworkTrace:
             return FixedTensor(np.abs(_wide(a)), a.off)
         return SymbolicTensor(self.graph.absolute(a.cells))
 
-    def leaky_relu(self, a: Tensor, slope: Numbers) -> Tensor:
+    def leaky_relu(self, a: Tensor, slope: Tensor | float) -> Tensor:
+        if isinstance(slope, SymbolicTensor):
+            raise self.refuse("a slope that depends on the input")
+        slopes = _wide(slope) if isinstance(slope, FixedTensor) else np.array(slope)
         if isinstance(a, FixedTensor):
-            return FixedTensor(np.where(_wide(a) > 0, _wide(a), slope * _wide(a)), a.off + 2.0**-23)
-        cells = np.broadcast_to(a.cells, np.broadcast_shapes(a.shape, np.shape(slope)))
-        return SymbolicTensor(self.graph.leaky_relu(cells, slope))
+            return FixedTensor(
+                np.where(_wide(a) > 0, _wide(a), slopes * _wide(a)), a.off + 2.0**-23
+            )
+        cells = np.broadcast_to(a.cells, np.broadcast_shapes(a.shape, slopes.shape))
+        return SymbolicTensor(self.graph.leaky_relu(cells, slopes))
 
     # Sums and products
 
@@ -537,33 +542,6 @@ class NetworkTrace:
         cells = self.graph.convolution(image, kernels, offset, windows, groups, extra)
         return SymbolicTensor(cells[None])
 
-    def spread(
-        self, a: Tensor, weight: Tensor, windows: Windows, groups: int, more: Sequence[int]
-    ) -> tuple[Tensor, Tensor, Windows]:
-        """Return a transposed convolution as one by mirrored kernels, of elements set apart.
-
-        The padding is cut off at each end, but for `more` elements at the last one.
-        """
-        if isinstance(weight, SymbolicTensor):
-            raise self.refuse("a convolution by kernels that depend on the input")
-        cells, kernels = self._cells_of_input(a, "a transposed convolution"), _numbers_of(weight)
-        axes = range(2, kernels.ndim)
-        sizes = [(cells.shape[k] - 1) * windows.stride[k - 2] + 1 for k in axes]
-        apart = np.full((*cells.shape[:2], *sizes), NO_CELL)
-        apart[:, :, *[slice(None, None, step) for step in windows.stride]] = cells
-        ends = zip(kernels.shape[2:], windows.dilation, windows.padding, more, strict=True)
-        widths = [((k - 1) * d - low, (k - 1) * d - high + m) for k, d, (low, high), m in ends]
-        apart = np.pad(
-            apart,
-            [(0, 0)] * 2 + [(max(a, 0), max(b, 0)) for a, b in widths],
-            constant_values=NO_CELL,
-        )
-        inside = [slice(max(-low, 0), min(high, 0) or None) for low, high in widths]
-        parts = kernels.reshape(groups, -1, *kernels.shape[1:]).swapaxes(1, 2)
-        mirrored = np.flip(parts, tuple(range(3, parts.ndim))).reshape(-1, *parts.shape[2:])
-        plain = Windows([1] * len(axes), [(0, 0)] * len(axes), windows.dilation)
-        return SymbolicTensor(apart[:, :, *inside]), FixedTensor(mirrored), plain
-
     def pool(
         self, kind: Literal["max", "mean", "sum"], a: Tensor, size: Sequence[int], windows: Windows
     ) -> Tensor:
@@ -609,6 +587,17 @@ class NetworkTrace:
         cells = cells.reshape(*a.shape[: cells.ndim - axes], -1)
         scale, shift = [None if x is None else _numbers_of(x).reshape(-1) for x in (weight, bias)]
         return SymbolicTensor(self.graph.layer_norm(cells, scale, shift, eps).reshape(a.shape))
+
+    def group_norm(
+        self, a: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
+    ) -> Tensor:
+        """Normalize each group of channels, then scale and shift each channel."""
+        cells = self._cells_of_input(a, "a group norm")
+        y = self.graph.layer_norm(cells.reshape(len(cells), groups, -1), None, None, eps)
+        column = (-1, *[1] * (cells.ndim - 2))
+        scale = 1.0 if weight is None else _numbers_of(weight).reshape(column)
+        shift = 0.0 if bias is None else _numbers_of(bias).reshape(column)
+        return SymbolicTensor(self.graph.affine(y.reshape(a.shape), scale, shift, roundings=4))
 
     # The origins of cells
 

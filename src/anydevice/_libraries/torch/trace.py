@@ -42,7 +42,7 @@ def trace_output(adapter: ModelAdapter, trace: Trace, shape: tuple[int, ...]) ->
         blocks.enter_context(_SeePrimitives(watcher))
         y = module(x)
     if not isinstance(y, torch.Tensor):
-        raise trace.refuse(f"a module whose output is a {type(y).__name__}")
+        raise trace.refuse(f"a module whose output is a {type(y).__name__}, not one tensor of it")
     return watcher.tensor(y)
 
 
@@ -59,9 +59,11 @@ def _path_in(part: Any, name: str, trace: Trace) -> Iterator[None]:
     def enter(*_: Any) -> None:
         before.append(trace.path)
         trace.path = name
+        if isinstance(part, torch.nn.RNNBase):  # other executions sum all of a gate at once
+            trace.graph.more_roundings = part.input_size + 2 * part.hidden_size + 8
 
     def leave(*_: Any) -> None:
-        trace.path = before.pop()
+        trace.path, trace.graph.more_roundings = before.pop(), 0
 
     hooks = part.register_forward_pre_hook(enter), part.register_forward_hook(leave)
     try:
@@ -73,14 +75,16 @@ def _path_in(part: Any, name: str, trace: Trace) -> Iterator[None]:
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Compute attention as matrix products and a softmax inside the block."""
-    before = torch.backends.mha.get_fastpath_enabled()
+    """Compute attention and LSTM by their primitives inside the block."""
+    before, fuses_lstm = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
     torch.backends.mha.set_fastpath_enabled(False)
+    torch.backends.mkldnn.enabled = False
     try:
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+        torch.backends.mkldnn.enabled = fuses_lstm
 
 
 class _Watcher:
@@ -94,15 +98,20 @@ class _Watcher:
 
     def run(self, op: Any, args: Any, named: dict[str, Any]) -> Any:
         """Run a primitive, and trace it if one of its arguments depends on the input."""
-        result = op(*args, **named)
-        if not any(id(x) in self._tensors for x in _leaves([args, named])):
-            return result
         name = op.overloadpacket.__name__ if hasattr(op, "overloadpacket") else str(op)
         inplace = name.endswith("_") and not name.endswith("__")
         rule = _RULES.get(name.removesuffix("_") if inplace else name)
-        if rule is None:
+        is_traced = any(id(x) in self._tensors for x in _leaves([args, named]))
+        if is_traced and rule is None:
             raise self.trace.refuse(f"aten.{name}")
-        inputs, options = _map_leaves(args, self._input), _map_leaves(named, self._input)
+        change = self._input if is_traced else lambda x: x
+        inputs, options = _map_leaves(args, change), _map_leaves(named, change)
+        result = op(*args, **named)
+        if name == "unsafe_split":  # its parts may be changed in place, and the whole is lost
+            result = [part.clone() for part in result]
+            self._tensors[id(args[0])] = args[0], None
+        if not is_traced or rule is None:
+            return result
         try:
             traced = rule(self.trace, *inputs, **options)
         except TypeError as error:  # an argument that the rule does not support
@@ -126,7 +135,7 @@ class _Watcher:
             return value
         if x.numel() and _memory_of(x) in self._memory:
             raise self.trace.refuse("a tensor that shares its memory with one that was computed")
-        return FixedTensor(host_array(x.detach()))
+        return FixedTensor(np.array(host_array(x.detach())))  # it may be changed in place
 
     def _input(self, x: Any) -> Any:
         return self.tensor(x) if isinstance(x, torch.Tensor) else x
@@ -220,8 +229,7 @@ def _convolution(
     axes = len(weight.shape) - 2 if isinstance(weight, FixedTensor) else len(stride)
     windows = _windows(axes, stride, padding, dilation)
     if transposed:
-        more = _per_axis(output_padding, axes)
-        a, weight, windows = trace.spread(a, weight, windows, groups, more)
+        windows = windows._replace(more=_per_axis(output_padding, axes))
     return trace.convolution(a, weight, bias, windows, groups)
 
 
@@ -289,7 +297,9 @@ def _batch_norm(
 ) -> list[Traced | None]:
     eps = float(named.get("eps", rest[-1]))
     if rest[0] is True or mean is None:
-        raise trace.refuse("a batch norm by the statistics of the batch; call model.eval()")
+        if " InstanceNorm" not in f" {trace.path}":
+            raise trace.refuse("a batch norm by the statistics of its input, not running ones")
+        return [trace.group_norm(a, weight, bias, a.shape[1], eps), None, None]
     return [trace.batch_norm(a, weight, bias, mean, variance, eps), None, None]
 
 
@@ -351,14 +361,12 @@ def _expand(trace: Trace, a: Traced, sizes: Sizes, **_: Any) -> Traced:
     return trace.rearrange(lambda x: np.broadcast_to(x, full), a)
 
 
-def _pad(
-    trace: Trace, a: Traced, widths: Sizes, value: float = 0.0, mode: str = "constant"
-) -> Traced:
+def _pad(trace: Trace, a: Traced, widths: Sizes, value: float = 0.0, mode: str = "") -> Traced:
     pairs = list(zip(widths[::2], widths[1::2], strict=True))[::-1]
     if min(widths) < 0:
         raise trace.refuse("a padding that cuts")
     around = [(0, 0)] * (len(a.shape) - len(pairs)) + pairs
-    if mode != "constant":
+    if mode:
         pad: Any = np.pad
         return trace.rearrange(lambda x: pad(x, around, mode), a)
     return trace.pad(a, around, value)
@@ -383,18 +391,10 @@ def _softplus(trace: Trace, a: Traced, beta: float = 1.0, threshold: float = 20.
     return trace.divide(trace.function("softplus", scaled), trace.constant(beta))
 
 
-def _elu(
-    trace: Trace, a: Traced, alpha: float = 1.0, scale: float = 1.0, inner: float = 1.0
-) -> Traced:
-    if inner != 1:
-        raise trace.refuse("an ELU of a multiple of its input, such as CELU")
-    return trace.layer("elu", a, alpha, scale)
-
-
-def _prelu(trace: Trace, a: Traced, slope: Traced) -> Traced:
-    if not isinstance(slope, FixedTensor):
-        raise trace.refuse("a PReLU whose slopes depend on the input")
-    return trace.leaky_relu(a, np.asarray(slope.value, np.float64))
+def _elu(trace: Trace, a: Traced, alpha: float = 1, scale: float = 1, inner: float = 1) -> Traced:
+    if scale != 1 or inner != 1:
+        raise trace.refuse("an ELU with scales, such as SELU and CELU")
+    return trace.layer("elu", a, alpha)
 
 
 def _identity(trace: Trace, a: Traced, *_: Any, **__: Any) -> Traced:
@@ -472,11 +472,12 @@ _RULES: dict[str, Rule] = {
         None,
         None,
     ],
+    "native_group_norm": lambda trace, a, w, b, *sizes: trace.group_norm(a, w, b, *sizes[-2:]),
     "neg": lambda trace, a: trace.multiply(a, trace.constant(-1.0)),
     "permute": _rearrange(lambda x, axes: np.transpose(x, axes)),
     "pixel_shuffle": lambda trace, a, size: trace.pixel_shuffle(a, size),
     "pow": _power,
-    "_prelu_kernel": _prelu,
+    "_prelu_kernel": lambda trace, a, slope: trace.leaky_relu(a, slope),
     "reciprocal": _function("reciprocal"),
     "relu": _function("relu"),
     "rsqrt": _function("rsqrt"),
@@ -504,6 +505,7 @@ _RULES: dict[str, Rule] = {
     "unbind": lambda trace, a, axis=0: [
         trace.rearrange(partial(np.take, indices=i, axis=axis), a) for i in range(a.shape[axis])
     ],
+    "unsafe_split": _split_axis,
     "unsqueeze": _rearrange(lambda x, axis: np.expand_dims(x, axis)),
     **{f"upsample_nearest{axes}d": _upsample for axes in (1, 2, 3)},
     **{f"_upsample_nearest_exact{axes}d": _upsample for axes in (1, 2, 3)},

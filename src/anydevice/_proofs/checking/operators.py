@@ -903,7 +903,6 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Dropout": _dropout,
     "Elu": _elu,
     "Erf": lambda net, x: Erf(x),
-    "Exp": _elementwise("exp"),
     "Flatten": _shape_of(
         lambda attributes, x: x.reshape(prod(x.shape[: attributes.get("axis", 1)]), -1)
     ),
@@ -919,34 +918,32 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Max": _extreme,
     "MaxPool": _max_pool,
     "Min": _extreme,
-    "Mish": _elementwise("mish"),
     "Mul": _mul,
     "Neg": lambda net, x: net.add([(x, -1.0)], np.zeros(x.shape)),
     "PRelu": _leaky,
     "Pad": _pad,
     "Pow": _power,
-    "Reciprocal": _elementwise("reciprocal"),
     "ReduceMean": _mean,
     "ReduceSum": _mean,
-    "Relu": _elementwise("relu"),
     "Reshape": _shape_of(_reshape),
     "Resize": _resize,
     "Shape": lambda net, x: np.array(
         x.shape[net.attributes.get("start", 0) : net.attributes.get("end")], np.int64
     ),
-    "Sigmoid": _elementwise("sigmoid"),
     "Slice": _shape_of(_slice),
     "Softmax": _softmax,
-    "Softplus": _elementwise("softplus"),
     "Split": _split_axis,
     "Squeeze": _shape_of(
         lambda attributes, x, axes=None: np.squeeze(x, _axes(attributes, axes) or None)
     ),
     "Sub": _sum,
-    "Tanh": _elementwise("tanh"),
     "Transpose": _shape_of(lambda attributes, x: np.transpose(x, attributes.get("perm"))),
     "Unsqueeze": _shape_of(
         lambda attributes, x, axes=None: np.expand_dims(x, _axes(attributes, axes) or ())
     ),
     "Upsample": _resize,
+}
+_OPERATORS |= {
+    name: _elementwise(name.lower())
+    for name in ("Exp", "Mish", "Reciprocal", "Relu", "Sigmoid", "Softplus", "Tanh")
 }
