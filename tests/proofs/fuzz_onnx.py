@@ -199,7 +199,7 @@ def draw_per_axis(low: int, high: int, count: int = 1) -> Callable[[Draft, Any],
     return lambda draft, value: draft.draw_sizes(count * (value.ndim - 2), low, high)
 
 
-_WAYS_TO_RESIZE = ("half_pixel", "asymmetric", "pytorch_half_pixel", "align_corners")
+_WAY = "coordinate_transformation_mode"
 REDUCED = {"axes": draw_axes, "keepdims": [0, 1], "noop_with_empty_axes": [0, 1]}
 WINDOWS = {
     "auto_pad": ["NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"],
@@ -247,7 +247,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Reshape": {"allowzero": [0, 1]},
     "Resize": {
         "mode": ["nearest", "nearest", "nearest", "linear"],
-        "coordinate_transformation_mode": [*_WAYS_TO_RESIZE],
+        _WAY: ["half_pixel", "asymmetric", "pytorch_half_pixel", "align_corners"],
         "nearest_mode": ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"],
         "cubic_coeff_a": [-0.75],
     },
@@ -314,8 +314,10 @@ def propose_operator(draft: Draft, kind: str, x: str, value: Any) -> str:
             options["blocksize"] = 2
             x = draft.add_node("Concat", *[x] * 4, axis=1)
         case "Resize" | "Upsample":
-            scales = [draft.choice([1.0, 1.0, 2.0, 3.0, 0.5]) for _ in value.shape]
-            scales[-1] = 1.5 if draft.chance(0.2) else scales[-1]
+            scales = [draft.choice([1.0, 1.0, 2.0, 3.0]) for _ in value.shape]
+            scales[-1] = 1.5 if draft.chance(0.1) else scales[-1]
+            if draft.chance(0.7):
+                options = {"mode": "nearest", _WAY: "asymmetric", "nearest_mode": "floor"}
             constant = draft.add_constant(scales, np.float32)
             others = [constant] if kind == "Upsample" or draft.opset < 11 else ["", constant]
             if draft.opset < 9:

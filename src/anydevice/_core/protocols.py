@@ -56,10 +56,7 @@ Padding = Sequence[tuple[int, int]]
 
 
 class Windows(NamedTuple):
-    """The windows of a convolution or a pooling, along each axis.
-
-    A transposed convolution has `more` elements at the end of each axis.
-    """
+    """Windows along each axis; a transposed convolution has `more` elements at their ends."""
 
     stride: Sequence[int]
     padding: Padding

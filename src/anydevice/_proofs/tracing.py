@@ -323,7 +323,6 @@ class NetworkTrace:
         return SymbolicTensor(self.graph.clip(a.cells, low, high))
 
     def layer(self, name: str, a: Tensor, *options: Any) -> Tensor:
-        """Return a layer of the graph without weights, by its name."""
         return SymbolicTensor(getattr(self.graph, name)(self.cells(a), *options))
 
     def function(self, name: str, a: Tensor) -> Tensor:
@@ -591,7 +590,6 @@ class NetworkTrace:
     def group_norm(
         self, a: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
     ) -> Tensor:
-        """Normalize each group of channels, then scale and shift each channel."""
         cells = self._cells_of_input(a, "a group norm")
         y = self.graph.layer_norm(cells.reshape(len(cells), groups, -1), None, None, eps)
         column = (-1, *[1] * (cells.ndim - 2))

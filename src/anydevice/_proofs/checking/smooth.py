@@ -25,7 +25,7 @@ EPSILON, FLOAT32, FLUSH, LARGEST = 2.0**-46, 2.0**-20, 2.0**-100, 2.0**100
 EXECUTORS = dict.fromkeys(("CUDA", "JAX", "MLX", "NumPy", "PyTorch"), 0.0)
 EXECUTORS["onnxruntime"] = 2.0**-22
 """The executors that were measured, by the absolute error of their sigmoid beside the relative."""
-_SIGMOID = "sigmoid, absolute"
+_SIGMOID, _NOT_ON_CUDA = "sigmoid, absolute", {"elu", "softplus", "mish"}
 _ALWAYS = {"elu, absolute": 2.0**-22, "softplus, absolute": 2.0**-22}
 """Absolute errors of every executor: some compute exp(z) - 1, and log(1 + exp(z))."""
 WIDEST = {_SIGMOID: max(EXECUTORS.values()), **_ALWAYS}
@@ -132,7 +132,8 @@ def executors_of(assumed: Mapping[str, float]) -> list[str]:
     if not set(SMOOTH).intersection(assumed):
         return []
     absolute = (assumed if "sigmoid" in assumed else WIDEST).get(_SIGMOID, 0.0)
-    return [name for name, error in EXECUTORS.items() if error <= absolute]
+    unknown = {"CUDA"} if not _NOT_ON_CUDA.isdisjoint(assumed) else set()
+    return [name for name, e in EXECUTORS.items() if e <= absolute and name not in unknown]
 
 
 def execution_error(
