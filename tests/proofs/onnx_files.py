@@ -124,7 +124,7 @@ OPERATORS: dict[str, Any] = {
     "Reshape": one("Reshape", 2, 3, inputs="x s", s=_I([0, -1, 1])),
     "Resize": one(
         "Resize", 1, 1, 3, 2, inputs="x r s", r=np.zeros(0, np.float32),
-        s=np.float32([1, 1, 2.5, 2]), nearest_mode="ceil",
+        s=np.float32([1, 1, 3, 2]),
     ),
     "Shape": integer(node("Shape", "x", "k", start=0, end=1)),
     "Sigmoid": one("Sigmoid", 1, 3),

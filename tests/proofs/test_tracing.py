@@ -281,6 +281,7 @@ def test_what_torch_models_do_elsewhere_is_refused() -> None:
         (UnsupportedError, "in place", torch_module(change_in_place)),
         (UnsupportedError, "nothing but padding", nn.MaxPool1d(2, 1, padding=1, dilation=5)),
         (UnsupportedError, r"1 CELU", nn.Sequential(nn.Linear(4, 4), nn.CELU())),
+        (UnsupportedError, "output is a tuple, not one tensor", nn.RNN(4, 4)),
         (ConfigurationError, "training mode", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))),
         (ConfigurationError, r"1\.weight", broken),
         (UnsupportedError, r"0\.weight is bfloat16.*do not cover", half),
