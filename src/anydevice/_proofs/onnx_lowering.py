@@ -170,7 +170,7 @@ def _windows(net: OnnxTrace, x: Tensor, size: Sequence[int]) -> Windows:
 
 
 def _resize(net: OnnxTrace, x: Tensor, *options: Tensor | None) -> Tensor:
-    """Take the element before each position: scales are whole numbers."""
+    """Take the element before each position: scales are integers."""
     sizes = net.option("sizes", options[2]) if len(options) > 2 else None
     scales = net.option("scales", (*options, None)[len(options) > 1]) or []
     for axis, old in enumerate(x.shape):

@@ -373,12 +373,12 @@ def _pad(trace: Trace, a: Traced, widths: Sizes, value: float = 0.0, mode: str =
 
 
 def _upsample(trace: Trace, a: Traced, sizes: Sizes, *scales: float | None) -> Traced:
-    """Repeat elements: the nearest one, by a whole number for each axis."""
+    """Repeat elements: the nearest one, by an integer for each axis."""
     axes = range(-len(sizes), 0)
     times = [size / a.shape[axis] for axis, size in zip(axes, sizes, strict=True)]
     differ = any(scale not in (None, k) for scale, k in zip(scales, times, strict=False))
     if differ or not all(k.is_integer() for k in times):
-        raise trace.refuse("nearest upsampling other than by whole numbers")
+        raise trace.refuse("nearest upsampling other than by integers")
     for axis, k in zip(axes, times, strict=True):
         a = trace.rearrange(lambda x, axis=axis, k=k: np.repeat(x, int(k), axis), a)
     return a

@@ -683,7 +683,7 @@ def _conv_transpose(net: Lowering, x: Value, w: Array, b: Any = None) -> Value:
 
 
 def _resize(net: Lowering, x: Value, *options: Any) -> Value:
-    """Repeat each element a whole number of times along each axis."""
+    """Repeat each element an integer number of times along each axis."""
     get, way = net.attributes.get, ("asymmetric", "floor")
     _, scales, sizes = (None, *options, get("scales"), None)[:3]
     if len(options) > 1:  # from version 11 on
@@ -692,7 +692,7 @@ def _resize(net: Lowering, x: Value, *options: Any) -> Value:
     times = np.asarray(scales) if sizes is None else sizes / np.array(x.shape)
     repeats = get("mode", "nearest") == "nearest" and way in _REPEATS and min(times) >= 1
     if not repeats or (times % 1).any():
-        raise NotSupportedError("it does not repeat each element a whole number of times")
+        raise NotSupportedError("it does not repeat each element an integer number of times")
     net.check_size(*(times * x.shape).astype(int).tolist())
     places = x.places
     for axis, count in enumerate(times.astype(int)):
