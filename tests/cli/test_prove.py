@@ -314,7 +314,6 @@ def test_wrong_files_and_arguments_are_no_counterexamples(anydevice: Anydevice) 
         (("empty", "true.vnnlib"), "empty is empty\n"),
         (("net.onnx", "empty"), "empty is empty\n"),
         (("net.onnx",), "required: PROPERTY"),
-        (("net.onnx", "true.vnnlib", "--eps", "1"), "not both"),
         (("net.onnx", "--ball", "x.npy", "--eps", "1"), "--label 3, not both"),
         (("net.onnx", "--ball", "x.npy", "--eps", "1", "--label", "0"), "x.npy cannot be read"),
         (
