@@ -127,6 +127,31 @@ def test_of_many_numbers_the_first_are_printed(anydevice: Anydevice) -> None:
     assert found["violated"] == [f"Y_{least} <= Y_{other}"]
 
 
+def test_a_ball_around_an_input_of_a_file(anydevice: Anydevice) -> None:
+    x = np.random.default_rng(0).uniform(-1, 1, (9000, 3)).astype(np.float32)
+    network = dense((3, 8, 8, 2), 4)
+    Path("net.onnx").write_bytes(onnx_of(network))
+    y = executed(network, x)
+    middle = np.abs(y[:, 0] - y[:, 1]).argmin()  # near an input of the other class
+    label = int(y[middle].argmax())
+    np.save("x.npy", x[middle])
+    ball = ("prove", "net.onnx", "--ball", "x.npy", "--label", str(label))
+    close = (*ball, "--eps", "1e-9")
+    assert anydevice.text(*close, "--certificate", "p.proof").startswith("proved for every")
+    assert anydevice.text(*close, "--check", "p.proof").startswith("proved again, in float32")
+    far = (*ball, "--eps", "3", "--low", "-1", "--high", "1")
+    first, *_ = anydevice.text(*far, code=1).splitlines()
+    headline = re.fullmatch(rf"counterexample in \S+ s: class {label} became (\d), by (\S+)", first)
+    found = anydevice.json(*far, code=1)
+    assert np.abs(found["x"]).max() <= 1
+    values = executed(network, np.array(found["x"]))
+    assert headline
+    assert int(headline[1]) == 1 - label
+    assert float(headline[2]) == pytest.approx(values[1 - label] - values[label], rel=1e-3)
+    err = anydevice("prove", *ball[1:], "--eps", "0.01", "--check", "p.proof")[2]
+    assert "about other queries" in err
+
+
 @cache
 def _hard() -> tuple[bytes, str]:
     network = dense((6, 30, 30, 30, 1), 3)
@@ -289,6 +314,12 @@ def test_wrong_files_and_arguments_are_no_counterexamples(anydevice: Anydevice) 
         (("empty", "true.vnnlib"), "empty is empty\n"),
         (("net.onnx", "empty"), "empty is empty\n"),
         (("net.onnx",), "required: PROPERTY"),
+        (("net.onnx", "--ball", "x.npy", "--eps", "1"), "--label 3, not both"),
+        (("net.onnx", "--ball", "x.npy", "--eps", "1", "--label", "0"), "x.npy cannot be read"),
+        (
+            ("net.onnx", "--ball", "bad.onnx", "--eps", "1", "--label", "0"),
+            "bad.onnx is no file of numbers that numpy.save",
+        ),
         (("net.onnx", "true.vnnlib", "--timeout", "soon"), "'soon' is not a number of seconds"),
         (("net.onnx", "true.vnnlib", "--timeout", "-1"), "'-1' is not a number of seconds"),
         (("net.onnx", "true.vnnlib", "--engine", "none"), "none"),

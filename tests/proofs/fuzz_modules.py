@@ -54,6 +54,18 @@ LAYERS: dict[str, list[Callable[..., Any]]] = {
         lambda n, r, s: n.BatchNorm2d(s[1], affine=r.random() < 0.5),
         lambda n, r, s: n.LayerNorm(s[-r.randint(1, len(s) - 1) :]),
         lambda n, r, s: n.TransformerEncoderLayer(s[-1], 1, 3, batch_first=True),
+        lambda n, r, s: n.ConvTranspose2d(s[1], 3, pick(r), pick(r), pick(r, 0, 1), dilation=2),
+        lambda n, r, s: n.ConvTranspose2d(s[1], 2 * s[1], pick(r), 2, 0, pick(r, 0, 1), s[1]),
+        lambda n, r, s: n.Upsample(
+            None, (2, r.randint(1, 2)), r.choice(["nearest-exact", "nearest"])
+        ),
+        lambda n, r, s: n.Sequential(n.Conv2d(s[1], 4, 1), n.PixelShuffle(2)),
+        lambda n, r, s: r.choice([n.ReflectionPad2d, n.ReplicationPad2d])((0, *pick(r), 1)),
+        lambda n, r, s: r.choice([n.ELU(0.4), n.ELU(), n.Softplus(3.0), n.Mish(), n.Softplus()]),
+        lambda n, r, s: r.choice([n.Hardsigmoid(), n.Hardswish(), n.PReLU(s[1]), n.PReLU()]),
+        lambda n, r, s: r.choice([n.GroupNorm(1, s[1]), n.InstanceNorm2d(s[1], affine=True)]),
+        lambda n, r, s: r.choice([n.RNN, n.LSTM, n.GRU])(s[-1], 2, batch_first=True),
+        lambda n, r, s: n.GRU(s[-1], 1, r.randint(1, 2), bidirectional=True, batch_first=True),
     ],
     "nnx": [
         lambda n, r, s: n.Linear(s[-1], 3, use_bias=r.random() < 0.5, rngs=n.Rngs(0)),
@@ -78,6 +90,7 @@ LAYERS: dict[str, list[Callable[..., Any]]] = {
         lambda n, r, s: r.choice(["relu", "silu", "gelu_tanh", "sigmoid", "softmax"]),
         lambda n, r, s: n.LeakyReLU(r.choice([0.2, 1.5])),
         lambda n, r, s: n.Conv2d(s[0], 3, pick(r), pick(r), pick(r, 0, 2), r.random() < 0.5),
+        lambda n, r, s: n.ConvTranspose2d(s[0], 2, pick(r), 2, pick(r, 0, 1), pick(r, 0, 1)),
         lambda n, r, s: n.Conv1d(s[0], 2, r.randint(1, 3), r.randint(1, 2), r.randint(0, 2)),
         lambda n, r, s: r.choice([n.AvgPool2d, n.MaxPool2d])(pick(r), r.choice([None, pick(r)])),
         lambda n, r, s: r.choice([n.GlobalAvgPool, n.GlobalMaxPool, n.Flatten])(),
@@ -131,7 +144,8 @@ def open_torch(shape: Shape, weights: Any) -> Any:
             self.layer = layer
 
         def forward(self, x: Any) -> Any:
-            return self.layer(x)
+            y = self.layer(x)
+            return y[0] if isinstance(y, tuple) else y
 
     def shape_of(layers: Any, value: Shape) -> Shape:
         return tuple(Apply(layers[-1]).eval()(torch.zeros(value)).shape)

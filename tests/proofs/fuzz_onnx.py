@@ -31,6 +31,9 @@ INPUTS = {
     "Unsqueeze": (13, ("axes",)),
 }
 """Attributes that are inputs from an opset on."""
+VERSIONS = {"Gelu": (20, 99), "HardSwish": (14, 99), "Mish": (18, 99), "Resize": (10, 99)}
+VERSIONS["Upsample"] = (7, 9)
+"""The first and the last opset that have an operator."""
 
 
 def open_model(model: Any) -> Callable[[Any], list[Any]]:
@@ -68,7 +71,8 @@ class Draft(Random):
         super().__init__(seed)
         self.numbers, self.count = np.random.default_rng(seed), 0
         self.first = KINDS[seed % len(KINDS)]
-        self.opset = self.choice(list_opsets())
+        since, until = VERSIONS.get(self.first, (7, 99))
+        self.opset = self.choice([k for k in list_opsets() if since <= k <= until])
         self.nodes, self.constants = list[Any](), list[Any]()
         image = [1, self.randint(1, 3), *self.draw_sizes(self.choice([1, 2, 2]), 3, 6)]
         shapes = [image, image, [1, self.randint(1, 6)], self.draw_sizes(self.randint(0, 5))]
@@ -195,6 +199,7 @@ def draw_per_axis(low: int, high: int, count: int = 1) -> Callable[[Draft, Any],
     return lambda draft, value: draft.draw_sizes(count * (value.ndim - 2), low, high)
 
 
+_WAY = "coordinate_transformation_mode"
 REDUCED = {"axes": draw_axes, "keepdims": [0, 1], "noop_with_empty_axes": [0, 1]}
 WINDOWS = {
     "auto_pad": ["NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"],
@@ -204,32 +209,59 @@ WINDOWS = {
 }
 POOLED = {**WINDOWS, "kernel_shape": draw_per_axis(1, 3), "ceil_mode": [0, 0, 1]}
 PLAIN = ("Abs", "Exp", "GlobalAveragePool", "Identity", "Neg", "Reciprocal", "Relu", "Sigmoid")
-PLAIN += ("Add", "Concat", "Div", "Gather", "MatMul", "Max", "Min", "Mul", "PRelu", "Pow", "Sub")
+PLAIN += (
+    "HardSwish",
+    "Mish",
+    "Softplus",
+    "Add",
+    "Concat",
+    "Div",
+    "Gather",
+    "MatMul",
+    "Max",
+    "Min",
+    "Mul",
+    "PRelu",
+    "Pow",
+    "Sub",
+)
 OPTIONS: dict[str, dict[str, Any]] = {
     **{kind: {} for kind in (*PLAIN, "Tanh")},
     "AveragePool": {**POOLED, "count_include_pad": [0, 1]},
     "BatchNormalization": {"epsilon": [1e-3, 0.5]},
     "Clip": {"min": [-1.0, -0.25, 0.5, -3.4e38], "max": [-0.5, 0.0, 1.0, 3.4e38]},
     "Conv": WINDOWS,
+    "ConvTranspose": {**WINDOWS, "output_padding": draw_per_axis(0, 1)},
+    "DepthToSpace": {"blocksize": [2], "mode": ["DCR", "CRD"]},
     "Dropout": {"ratio": [0.3], "training_mode": [False]},
+    "Elu": {"alpha": [0.4, 1.7]},
     "Flatten": {"axis": draw_axis},
     "Gelu": {"approximate": ["none", "none", "tanh"]},
     "Gemm": {"transA": [0, 1], "transB": [0, 1], "alpha": [1.0, 0.5], "beta": [1.0, 1.0, 0.0]},
+    "HardSigmoid": {"alpha": [1 / 6, -0.3], "beta": [0.2, 0.9]},
     "LeakyRelu": {"alpha": [0.3, 1.5, -0.5]},
     "MaxPool": {**POOLED, "storage_order": [0, 1]},
-    "Pad": {"mode": ["constant", "constant", "edge", "wrap"], "value": [0.0, 1.5, -3.0]},
+    "Pad": {"mode": ["constant", "edge", "reflect", "wrap"], "value": [0.0, 1.5, -3.0]},
     "ReduceMean": REDUCED,
     "ReduceSum": REDUCED,
     "Reshape": {"allowzero": [0, 1]},
+    "Resize": {
+        "mode": ["nearest", "nearest", "nearest", "linear"],
+        _WAY: ["half_pixel", "asymmetric", "pytorch_half_pixel", "align_corners"],
+        "nearest_mode": ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"],
+        "cubic_coeff_a": [-0.75],
+    },
     "Slice": {"axes": draw_axes},
     "Softmax": {"axis": draw_axis},
     "Split": {"axis": draw_axis, "num_outputs": [2, 3], "split": [[1, 1], [1, 2], [3, 1], [2]]},
     "Squeeze": {"axes": draw_axes},
     "Transpose": {"perm": lambda draft, value: draft.sample(range(value.ndim), value.ndim)},
     "Unsqueeze": {"axes": lambda draft, value: draft.choice([[0], [-1], [1], [2, 0], [1, -1]])},
+    "Upsample": {},
 }
 """For each operator its attributes: their choices, or a function that draws one."""
-WINDOWED = ("AveragePool", "BatchNormalization", "Conv", "GlobalAveragePool", "MaxPool")
+WINDOWED = ("AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "DepthToSpace")
+WINDOWED += ("GlobalAveragePool", "MaxPool")
 
 
 def draw_options(draft: Draft, value: Any, choices: dict[str, Any]) -> dict[str, Any]:
@@ -272,6 +304,32 @@ def propose_operator(draft: Draft, kind: str, x: str, value: Any) -> str:
             others = [draft.add_weight(size, value) for size in (shape, shape[:1])]
             others = others[: draft.randint(1, 2)]
             options |= {"group": groups, "kernel_shape": draft.maybe(kernel)}
+        case "ConvTranspose":
+            groups, kernel = draft.choice([1, value.shape[1]]), draft.draw_sizes(value.ndim - 2)
+            shape = [value.shape[1], draft.randint(1, 2), *kernel]
+            others = [draft.add_weight(size, value) for size in (shape, [groups * shape[1]])]
+            others = others[: draft.randint(1, 2)]
+            options |= {"group": groups, "kernel_shape": draft.maybe(kernel)}
+        case "DepthToSpace":
+            options["blocksize"] = 2
+            x = draft.add_node("Concat", *[x] * 4, axis=1)
+        case "Resize" | "Upsample":
+            scales = [draft.choice([1.0, 1.0, 2.0, 3.0]) for _ in value.shape]
+            scales[-1] = 1.5 if draft.chance(0.1) else scales[-1]
+            if draft.chance(0.7):
+                options = {"mode": "nearest", _WAY: "asymmetric", "nearest_mode": "floor"}
+            constant = draft.add_constant(scales, np.float32)
+            others = [constant] if kind == "Upsample" or draft.opset < 11 else ["", constant]
+            if draft.opset < 9:
+                others, options = [], {"scales": scales}
+            if kind == "Resize" and draft.opset < 11:
+                options = {"mode": options["mode"]}
+            elif kind == "Resize":
+                others[0] = "" if draft.opset > 12 else draft.add_constant([], np.float32)
+                if draft.chance(0.4):
+                    sizes = [n * draft.choice([1, 1, 2]) + draft.randint(0, 1) for n in value.shape]
+                    empty = "" if draft.opset > 12 else draft.add_constant([], np.float32)
+                    others = [others[0], empty, draft.add_constant(sizes, np.int64)]
         case "Dropout" | "MaxPool":
             outputs += draft.chance(0.2)
         case "Gather":

@@ -79,8 +79,14 @@ OPERATORS: dict[str, Any] = {
         "Conv", 1, 2, 5, inputs="x w b", w=numbers(4, 1, 2), b=numbers(4),
         group=2, strides=[2], pads=[1, 0],
     ),
+    "ConvTranspose": one(
+        "ConvTranspose", 1, 2, 3, 2, inputs="x w b", w=numbers(2, 3, 3, 2), b=numbers(3),
+        strides=[2, 1], pads=[1, 0, 0, 1], output_padding=[1, 0],
+    ),
+    "DepthToSpace": one("DepthToSpace", 1, 8, 2, 1, blocksize=2, mode="CRD"),
     "Div": integer(node("Div", "a b", "k"), a=_I([-7]), b=_I([2])),
     "Dropout": one("Dropout", 1, 3),
+    "Elu": one("Elu", 1, 3, alpha=0.4),
     "Erf": chain(
         node("Div", "x r", "a"), node("Erf", "a", "b"), node("Add", "b o", "c"),
         node("Mul", "x c", "d"), node("Mul", "d h", "y"),
@@ -94,12 +100,15 @@ OPERATORS: dict[str, Any] = {
         "Gemm", 3, 2, inputs="x w b", w=numbers(4, 3), b=numbers(4), transA=1, transB=1, alpha=0.5
     ),
     "GlobalAveragePool": one("GlobalAveragePool", 1, 2, 3, 3),
+    "HardSigmoid": one("HardSigmoid", 1, 3, alpha=0.3),
+    "HardSwish": one("HardSwish", 1, 3),
     "Identity": one("Identity", 1, 3),
     "LeakyRelu": one("LeakyRelu", 1, 3, alpha=0.3),
     "MatMul": one("MatMul", 2, 3, inputs="x w", w=numbers(3, 2)),
     "Max": one("Max", 3, inputs="x c", c=np.zeros((1, 1), np.float32)),
     "MaxPool": one("MaxPool", 1, 1, 5, kernel_shape=[2], strides=[2], pads=[1, 0]),
     "Min": one("Min", 3, inputs="x c x", c=numbers(2, 1)),
+    "Mish": one("Mish", 1, 3, opset=18),
     "Mul": chain(
         node("Reshape", "x s", "r"), node("Sigmoid", "x", "g"), node("Mul", "r g", "y"),
         s=_I([3, 1]),
@@ -113,6 +122,10 @@ OPERATORS: dict[str, Any] = {
     "ReduceSum": one("ReduceSum", 2, 3, inputs="x a", a=_I([0])),
     "Relu": one("Relu", 1, 3),
     "Reshape": one("Reshape", 2, 3, inputs="x s", s=_I([0, -1, 1])),
+    "Resize": one(
+        "Resize", 1, 1, 3, 2, inputs="x r s", r=np.zeros(0, np.float32),
+        s=np.float32([1, 1, 3, 2]),
+    ),
     "Shape": integer(node("Shape", "x", "k", start=0, end=1)),
     "Sigmoid": one("Sigmoid", 1, 3),
     "Slice": one(
@@ -120,6 +133,7 @@ OPERATORS: dict[str, Any] = {
         a=_I([3, 0]), b=_I([-9, 3]), c=_I([1, 0]), d=_I([-2, 1]),
     ),
     "Softmax": one("Softmax", 1, 3),
+    "Softplus": one("Softplus", 1, 3),
     "Split": chain(
         node("Split", "x s", "a b", axis=1), node("Mul", "a b", "y"), shape=(2, 3), s=_I([1, 2])
     ),
@@ -128,6 +142,7 @@ OPERATORS: dict[str, Any] = {
     "Tanh": one("Tanh", 1, 3),
     "Transpose": one("Transpose", 2, 3, 2, perm=[2, 0, 1]),
     "Unsqueeze": one("Unsqueeze", 2, 3, inputs="x a", a=_I([0, -1])),
+    "Upsample": one("Upsample", 1, 1, 2, 2, inputs="x s", opset=9, s=np.float32([1, 1, 2, 3])),
 }  # fmt: skip
 
 

@@ -241,7 +241,6 @@ def test_a_last_softmax_is_left_out_for_classes() -> None:
         ((nn.Embedding(10, 4), nn.Dense(4, 2)), (3,), "Chain"),
         ((nn.Dense(4, 4), nn.Residual(nn.LSTM(4, 4))), (5, 4), "Chain[1].layer LSTM(4→4)"),
         ((nn.Attention(4, 2, rope=True),), (3, 4), "Attention(4, 2 heads)"),
-        ((nn.ConvTranspose2d(1, 2, 2),), (1, 3, 3), "ConvTranspose2d"),
     ],
 )
 def test_other_layers_are_refused_with_their_path(layers: Any, shape: Any, where: str) -> None:

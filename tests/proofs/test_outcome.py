@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
+
 from anydevice import nn, proofs
 from anydevice._proofs.prove import ProgressRecorder, SearchProgress
 from anydevice._proofs.search import Progress
@@ -26,6 +28,18 @@ def test_a_long_course_is_thinned_and_keeps_its_end() -> None:
     assert len(gaps) == 1
     assert repr(course) == f"SearchProgress(real, {len(course.points)} points)"
     assert ProgressRecorder(0.0, None).progress("float32") == SearchProgress()
+
+
+def test_a_counterexample_prints_its_headline() -> None:
+    model = nn.build(nn.Dense(64, 3), device="cpu", seed=0)
+    x = np.zeros((1, 64), "float32")
+    label = int(model(x).argmax())
+    result = proofs.prove(model, proofs.same_class(label), over=proofs.ball(x[0], 1.0))
+    assert isinstance(result, proofs.Counterexample)
+    other, more = int(result.y.argmax()), result.y.max() - result.y[label]
+    assert repr(result).startswith(f"Counterexample(class {label} became {other}, by {more:.4g}, ")
+    result = proofs.prove(model, proofs.within(0, 1), over=proofs.ball(x[0], 1.0))
+    assert repr(result).startswith("Counterexample(Within(low=0.0, high=1.0, outputs=None) is miss")
 
 
 def test_the_share_of_several_queries_never_falls() -> None:

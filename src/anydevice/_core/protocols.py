@@ -56,11 +56,12 @@ Padding = Sequence[tuple[int, int]]
 
 
 class Windows(NamedTuple):
-    """The windows of a convolution or a pooling, along each axis."""
+    """Windows along each axis; a transposed convolution has `more` elements at their ends."""
 
     stride: Sequence[int]
     padding: Padding
     dilation: Sequence[int]
+    more: Sequence[int] | None = None
 
 
 # Trainings

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from anydevice._core.files import open_ordinary
 from anydevice._core.record import Record
@@ -58,6 +61,16 @@ def read_queries(path: str | Path, model: ModelFile | None = None) -> tuple[Quer
             )
         check_softmax(model, queries, str(path))
     return queries
+
+
+def read_array(path: str | Path) -> Any:
+    """Read the array in a `.npy` file."""
+    data = _read_bytes(path)
+    try:
+        return np.asarray(np.load(BytesIO(data)), np.float64)
+    except (EOFError, MemoryError, OSError, TypeError, ValueError) as error:
+        text = f"{path} is no file of numbers that numpy.save(path, x) wrote: {error}"
+        raise ConfigurationError(text, source=str(path)) from error
 
 
 def check_softmax(model: ModelFile, queries: Sequence[Query], claim: str) -> None:

@@ -43,8 +43,9 @@ _NORM_ROUNDINGS = 12
 """Roundings of `x * weight * rsqrt(variance + eps)` in float32, with 4 ulp for the root."""
 
 INSTEAD = (
-    "proofs take dense and convolutional layers, poolings, batch norm, residual sums, "
-    "ReLU, leaky ReLU, clip, abs, sigmoid, tanh, GELU, SiLU, and small norms and attention"
+    "proofs take dense and convolutional layers, also transposed, poolings, nearest upsampling, "
+    "paddings, batch norm, residual sums, ReLU, leaky ReLU, PReLU, clip, abs, hard sigmoid and "
+    "swish, sigmoid, tanh, GELU, SiLU, ELU, softplus, Mish, and small norms and attention"
 )
 
 
@@ -71,6 +72,7 @@ class Builder:
     def __init__(self, inputs: int) -> None:
         self.inputs = inputs
         self.path = "the model"
+        self.more_roundings = 0  # in each sum that is rounded
         self._bytes = 0
         self.nodes: list[Node] = []
         self._starts = [0, inputs]
@@ -90,6 +92,8 @@ class Builder:
         size = len(np.broadcast_to(weights, np.broadcast_shapes(cells.shape, weights.shape)))
         offset = np.ascontiguousarray(np.broadcast_to(np.asarray(bias, np.float64), (size,)))
         self._refuse_nonfinite(weights, offset)
+        if node.get("roundings"):
+            node["roundings"] += self.more_roundings
         terms = self._merge(self._terms(cells, weights, size))
         inputs, matrices = tuple([n for n, _ in terms]), tuple([matrix for _, matrix in terms])
         return self._append(Node(inputs, matrices, offset, **node))
@@ -187,6 +191,8 @@ class Builder:
         extra: int = 0,
     ) -> Cells:
         """Convolve cells (channels, …) with kernels (outputs, channels / groups, …)."""
+        if windows.more is not None:
+            cells, weight, windows = _spread(cells, weight, windows, groups)
         elements = windows_of(cells, weight.shape[2:], windows)
         axes, (outputs, channels) = weight.ndim - 2, weight.shape[:2]
         sizes = elements.shape[1 : 1 + axes]
@@ -229,10 +235,36 @@ class Builder:
             windows = np.concatenate([pairs, windows[..., even:]], -1)
         return windows[..., 0]
 
-    def leaky_relu(self, cells: Cells, slope: float) -> Cells:
-        """Return `slope * x + (1 - slope) * relu(x)`."""
-        parts = [(slope, cells), (1.0 - slope, self.function(cells, "relu"))]
+    def leaky_relu(self, cells: Cells, slope: Numbers) -> Cells:
+        """Return `slope * x + (1 - slope) * relu(x)`; the slopes broadcast."""
+        both = np.stack([cells, self.function(cells, "relu")], -1)
+        slopes = np.broadcast_to(slope, cells.shape)
+        weights = np.stack([slopes, 1.0 - slopes], -1)
+        return self.sums(both, weights, roundings=3, inexact=ROUNDED)
+
+    def elu(self, cells: Cells, alpha: float) -> Cells:
+        """Return an ELU as the one of alpha 1, and a ReLU."""
+        curve = self.function(cells, "elu")
+        if alpha == 1.0:
+            return curve
+        parts = [(alpha, curve), (1.0 - alpha, self.function(cells, "relu"))]
         return self.combine(parts, roundings=3, inexact=ROUNDED)
+
+    def hard_sigmoid(self, cells: Cells, slope: float, shift: float) -> Cells:
+        """Return `min(max(slope * x + shift, 0), 1)`; an execution may clip before it scales."""
+        line = self.affine(cells, slope, shift, roundings=4, inexact=ROUNDED)
+        return self.affine(self.clip(line, 0.0, 1.0), roundings=3)
+
+    def hard_swish(self, cells: Cells) -> Cells:
+        """Return `x * min(max(x + 3, 0), 6) / 6`, as `((c + 3/2)² - 9/4) / 6 + relu(x - 3)`.
+
+        Here c is x, clipped to [-3, 3]. An execution rounds terms up to 4 times as large as these.
+        """
+        low = self.affine(cells, 1.0, 3.0, function="relu")
+        top = self.affine(low, -1.0, 6.0, function="relu")  # 3 - c
+        square = self.affine(top, -1.0, 4.5, function="square")
+        parts = [(1 / 6, square), (1.0, self.affine(cells, 1.0, -3.0, function="relu"))]
+        return self.combine(parts, -0.375, roundings=32, inexact=ROUNDED)
 
     def absolute(self, cells: Cells) -> Cells:
         """Return `relu(x) + relu(-x)`."""
@@ -468,6 +500,26 @@ def windows_of(cells: Cells, size: Sequence[int], windows: Windows) -> Cells:
     return elements
 
 
+def _spread(
+    cells: Cells, kernels: Floats, windows: Windows, groups: int
+) -> tuple[Cells, Floats, Windows]:
+    """Return a transposed convolution as one by mirrored kernels, of cells set apart."""
+    axes = len(windows.stride)
+    sizes = [(n - 1) * s + 1 for n, s in zip(cells.shape[1:], windows.stride, strict=True)]
+    apart = np.full((len(cells), *sizes), NO_CELL)
+    apart[:, *[slice(None, None, step) for step in windows.stride]] = cells
+    ends = zip(
+        kernels.shape[2:], windows.dilation, windows.padding, windows.more or (), strict=True
+    )
+    widths = [((k - 1) * d - low, (k - 1) * d - high + m) for k, d, (low, high), m in ends]
+    around = [(0, 0), *[(max(low, 0), max(high, 0)) for low, high in widths]]
+    apart = np.pad(apart, around, constant_values=NO_CELL)
+    inside = [slice(max(-low, 0), min(high, 0) or None) for low, high in widths]
+    parts = kernels.reshape(groups, -1, *kernels.shape[1:]).swapaxes(1, 2)
+    mirrored = np.flip(parts, tuple(range(3, parts.ndim))).reshape(-1, *parts.shape[2:])
+    return apart[:, *inside], mirrored, Windows([1] * axes, [(0, 0)] * axes, windows.dilation)
+
+
 def simplify(network: Network) -> Network:
     """Drop nodes that the output does not need, and join functions with the node before."""
     nodes = list(network.pruned().nodes)
@@ -592,7 +644,7 @@ def _slope(graph: Builder, function: str, before: Cells, after: Cells) -> Cells:
     if function not in _SLOPES:
         raise UnsupportedError(
             f"proofs take no derivative of {function}; monotone and lipschitz are for models of "
-            "ReLU, leaky ReLU, sigmoid, tanh and SiLU"
+            "ReLU, leaky ReLU, sigmoid, tanh, SiLU, ELU and softplus"
         )
     return _SLOPES[function](graph, before, after)
 
@@ -609,6 +661,10 @@ _SLOPES: dict[str, Callable[[Builder, Cells, Cells], Cells]] = {
         graph.function(before, "sigmoid"), graph.combine([(1.0, before), (-1.0, after)], 1.0)
     ),
     "exp": lambda graph, before, after: after,
+    "elu": lambda graph, before, after: graph.combine(  # 1 + min(elu(x), 0)
+        [(-1.0, graph.combine([(-1.0, after)], function="relu"))], 1.0
+    ),
+    "softplus": lambda graph, before, after: graph.function(before, "sigmoid"),
     "square": lambda graph, before, after: graph.affine(before, 2.0),
     "reciprocal": lambda graph, before, after: graph.affine(graph.function(after, "square"), -1.0),
     "rsqrt": lambda graph, before, after: graph.affine(

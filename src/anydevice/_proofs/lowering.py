@@ -219,7 +219,9 @@ def _dense(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
 def _convolution(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
     (weight, bias), extra = _weights_of(parameters, "weight", "bias")
     windows = _windows(weight.ndim - 2, layer.stride, layer.padding)
-    y = graph.convolution(cells, weight, bias, windows, layer.groups or 1, extra)
+    if isinstance(layer, convolution.ConvTranspose2d):
+        windows = windows._replace(more=_windows(2, layer.output_padding).stride)
+    y = graph.convolution(cells, weight, bias, windows, getattr(layer, "groups", None) or 1, extra)
     return _apply_activation(graph, y, layer.activation)
 
 
@@ -333,6 +335,7 @@ _LAYERS: dict[type[Layer], Callable[[Builder, Any, Any, Cells], Cells]] = {
     ),
     convolution.Conv1d: _convolution,
     convolution.Conv2d: _convolution,
+    convolution.ConvTranspose2d: _convolution,
     convolution.AvgPool2d: lambda graph, layer, _, cells: graph.mean(_pool_windows(layer, cells)),
     convolution.MaxPool2d: lambda graph, layer, _, cells: graph.largest(
         _pool_windows(layer, cells)

@@ -18,11 +18,12 @@ from anydevice._core.protocols import FixedTensor, SymbolicTensor, Windows
 from anydevice._core.protocols import TracedTensor as Tensor
 from anydevice._proofs.checking.operators import attributes_of
 from anydevice._proofs.checking.readers import Graph, Operator
-from anydevice._proofs.graph import ROUNDED, windows_of
+from anydevice._proofs.graph import windows_of
 from anydevice._proofs.tracing import NetworkTrace
 
 Array = npt.NDArray[Any]
 _DTYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 11: "float64"}
+_HARD = float(np.float32(0.2))
 _INTEGERS: dict[str, Callable[[Array, Array], Array]] = {
     "Add": np.add,
     "Sub": np.subtract,
@@ -128,6 +129,9 @@ def _split(net: OnnxTrace, x: Tensor, sizes: Tensor | None = None) -> list[Tenso
 def _pad(net: OnnxTrace, x: Tensor, pads: Any = None, fill: Any = None) -> Tensor:
     widths, rank = net.option("pads", pads), len(x.shape)
     pairs = list(zip(widths[:rank], widths[rank:], strict=True))
+    mode = net.attributes.get("mode", "constant")
+    if mode != "constant":
+        return net.rearrange(lambda array: np.pad(array, pairs, mode), x)
     return net.pad(x, pairs, net.option("value", fill, 0.0))
 
 
@@ -165,6 +169,31 @@ def _windows(net: OnnxTrace, x: Tensor, size: Sequence[int]) -> Windows:
     return Windows(tuple(steps), padding, tuple(spread))
 
 
+def _resize(net: OnnxTrace, x: Tensor, *options: Tensor | None) -> Tensor:
+    """Take the element before each position: scales are integers."""
+    sizes = net.option("sizes", options[2]) if len(options) > 2 else None
+    scales = net.option("scales", (*options, None)[len(options) > 1]) or []
+    for axis, old in enumerate(x.shape):
+        new = sizes[axis] if sizes else int(old * scales[axis])
+        index = np.arange(new) // (new // old)
+        x = net.rearrange(lambda y, i=index, k=axis: np.take(y, i, k), x)
+    return x
+
+
+def _conv_transpose(net: OnnxTrace, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    windows, groups = _windows(net, x, w.shape[2:]), net.attributes.get("group", 1)
+    more = net.attributes.get("output_padding", [0] * len(windows.stride))
+    return net.convolution(x, w, b, windows._replace(more=more), groups)
+
+
+def _depth_to_space(net: OnnxTrace, x: Tensor) -> Tensor:
+    size, sizes = net.attributes["blocksize"], x.shape
+    if net.attributes.get("mode", "DCR") == "DCR":
+        corners = (1, size**2, -1, *sizes[2:])
+        x = net.rearrange(lambda y: y.reshape(corners).swapaxes(1, 2).reshape(sizes), x)
+    return net.pixel_shuffle(x, size)
+
+
 def _pool(net: OnnxTrace, x: Tensor) -> Tensor:
     size = net.attributes["kernel_shape"]
     windows = _windows(net, x, size)
@@ -182,12 +211,6 @@ def _reduce(net: OnnxTrace, x: Tensor, axes: Tensor | None = None) -> Tensor:
         return x
     keep, is_mean = bool(net.attributes.get("keepdims", 1)), net.operator.kind == "ReduceMean"
     return net.sum(x, chosen or range(len(x.shape)), keep, is_mean)
-
-
-def _prelu(net: OnnxTrace, x: Tensor, slope: FixedTensor) -> Tensor:
-    slopes = slope.value.astype(np.float64)
-    bent = net.multiply(net.function("relu", x), FixedTensor(1 - slopes, ROUNDED))
-    return net.add(net.multiply(x, FixedTensor(slopes)), bent)
 
 
 def _clip(net: OnnxTrace, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
@@ -214,7 +237,10 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Conv": lambda net, x, w, b=None: net.convolution(
         x, w, b, _windows(net, x, w.shape[2:]), net.attributes.get("group", 1)
     ),
+    "ConvTranspose": _conv_transpose,
+    "DepthToSpace": _depth_to_space,
     "Dropout": lambda net, x, *_: x,
+    "Elu": lambda net, x: net.layer("elu", x, net.attributes.get("alpha", 1.0)),
     "Erf": OnnxTrace.erf,
     "Flatten": _change(_flatten),
     "Gather": _change(
@@ -222,6 +248,10 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     ),
     "Gemm": _gemm,
     "GlobalAveragePool": lambda net, x: net.sum(x, range(2, len(x.shape)), True, True),
+    "HardSigmoid": lambda net, x: net.layer(
+        "hard_sigmoid", x, net.attributes.get("alpha", _HARD), net.attributes.get("beta", 0.5)
+    ),
+    "HardSwish": lambda net, x: net.layer("hard_swish", x),
     "Identity": lambda net, x: x,
     "LeakyRelu": lambda net, x: net.leaky_relu(
         x, net.attributes.get("alpha", float(np.float32(0.01)))
@@ -231,12 +261,13 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "MaxPool": _pool,
     "Min": lambda net, *parts: reduce(net.minimum, parts),
     "Neg": lambda net, x: net.multiply(x, net.constant(-1.0)),
-    "PRelu": _prelu,
+    "PRelu": OnnxTrace.leaky_relu,
     "Pad": _pad,
     "Pow": lambda net, x, e: net.function("square", net.add(x, FixedTensor(e.value * 0.0))),
     "ReduceMean": _reduce,
     "ReduceSum": _reduce,
     "Reshape": _change(_reshape),
+    "Resize": _resize,
     "Shape": lambda net, x: FixedTensor(
         np.array(x.shape[net.attributes.get("start") : net.attributes.get("end")], np.int64)
     ),
@@ -248,9 +279,10 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     ),
     "Transpose": _change(lambda net, x: np.transpose(x, net.attributes.get("perm"))),
     "Unsqueeze": _change(lambda net, x, axes=None: np.expand_dims(x, net.option("axes", axes))),
+    "Upsample": _resize,
 }
 _OPERATORS |= dict.fromkeys(_INTEGERS, _compute)
 _OPERATORS |= {
     name: lambda net, x, name=name: net.function(name.lower(), x)
-    for name in ("Exp", "Gelu", "Reciprocal", "Relu", "Sigmoid", "Tanh")
+    for name in ("Exp", "Gelu", "Mish", "Reciprocal", "Relu", "Sigmoid", "Softplus", "Tanh")
 }

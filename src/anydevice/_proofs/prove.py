@@ -36,6 +36,7 @@ from anydevice._proofs.properties import (
     Problem,
     Property,
     Region,
+    SameClass,
     check_property,
     check_region,
     problems,
@@ -157,8 +158,8 @@ class Counterexample(ProofOutcome):
     """An input of the region for which the property does not hold.
 
     `y` are its outputs, or the logits before a last softmax, and `violation` is the amount by which
-    they miss the property, 0 on the edge. `exact` is whether that was computed in rational numbers;
-    networks with smooth functions are computed in float64.
+    they miss the property, 0 on the edge; `headline` says this in words. `exact` is whether that
+    was computed in rational numbers; networks with smooth functions are computed in float64.
     """
 
     x: Any
@@ -167,6 +168,11 @@ class Counterexample(ProofOutcome):
     exact: bool
     seconds: float = 0.0
     course: SearchProgress = SearchProgress()
+    headline: str = ""
+
+    def __repr__(self) -> str:
+        headline = self.headline or f"by {self.violation:.4g}"
+        return f"Counterexample({headline}, {self.seconds:.1f} s)"
 
 
 class Undecided(ProofOutcome):
@@ -199,6 +205,7 @@ def outcome_data(result: Result) -> dict[str, Any]:
     elif isinstance(result, Counterexample):
         x, y = result.x.reshape(-1).tolist(), result.y.reshape(-1).tolist()
         data = {"result": "counterexample", "x": x, "y": y, "violation": result.violation}
+        data["headline"] = result.headline
     else:
         data = {
             "result": "undecided",
@@ -254,8 +261,18 @@ def prove(
     except KeyboardInterrupt:  # before a search began
         result = Undecided("interrupted", 0.0, -inf, 0)
     result = replace(result, logits=logits) if isinstance(result, Proof) else result
+    if isinstance(result, Counterexample) and not isinstance(claim, str | Path):
+        result = replace(result, headline=_headline(claim, result))
     course = recorder.progress(theorems[0].arithmetic)
     return replace(result, seconds=time.monotonic() - begin, course=course)
+
+
+def _headline(claim: Any, result: Counterexample) -> str:
+    """Say what the outputs of a counterexample became, and by how much."""
+    if not isinstance(claim, SameClass):
+        return f"{claim} is missed by {result.violation:.4g}"
+    largest = max((y, k) for k, y in enumerate(result.y.tolist()) if k != claim.label)[1]
+    return f"class {claim.label} became {largest}, by {result.violation:.4g}"
 
 
 class Theorem(NamedTuple):

@@ -87,6 +87,14 @@ class NetworkTrace:
             return FixedTensor(change(*[tensor.value for tensor in fixed]), off)
         return SymbolicTensor(change(*[self.cells(tensor) for tensor in tensors]))
 
+    def pixel_shuffle(self, a: Tensor, size: int) -> Tensor:
+        *rest, rows, columns = a.shape
+        apart = (*rest[:-1], -1, size, size, rows, columns)
+        whole = (*rest[:-1], -1, rows * size, columns * size)
+        return self.rearrange(
+            lambda x: np.moveaxis(x.reshape(apart), (-4, -3), (-3, -1)).reshape(whole), a
+        )
+
     def constant(self, number: float) -> FixedTensor:
         return FixedTensor(np.array(number, np.float64))
 
@@ -314,6 +322,9 @@ class NetworkTrace:
             return FixedTensor(np.clip(_wide(a), low, high), a.off)
         return SymbolicTensor(self.graph.clip(a.cells, low, high))
 
+    def layer(self, name: str, a: Tensor, *options: Any) -> Tensor:
+        return SymbolicTensor(getattr(self.graph, name)(self.cells(a), *options))
+
     def function(self, name: str, a: Tensor) -> Tensor:
         if name not in FUNCTIONS:
             raise self.refuse(name)
@@ -440,10 +451,16 @@ class NetworkTrace:
             return FixedTensor(np.abs(_wide(a)), a.off)
         return SymbolicTensor(self.graph.absolute(a.cells))
 
-    def leaky_relu(self, a: Tensor, slope: float) -> Tensor:
+    def leaky_relu(self, a: Tensor, slope: Tensor | float) -> Tensor:
+        if isinstance(slope, SymbolicTensor):
+            raise self.refuse("a slope that depends on the input")
+        slopes = _wide(slope) if isinstance(slope, FixedTensor) else np.array(slope)
         if isinstance(a, FixedTensor):
-            return FixedTensor(np.where(_wide(a) > 0, _wide(a), slope * _wide(a)), a.off + 2.0**-23)
-        return SymbolicTensor(self.graph.leaky_relu(a.cells, slope))
+            return FixedTensor(
+                np.where(_wide(a) > 0, _wide(a), slopes * _wide(a)), a.off + 2.0**-23
+            )
+        cells = np.broadcast_to(a.cells, np.broadcast_shapes(a.shape, slopes.shape))
+        return SymbolicTensor(self.graph.leaky_relu(cells, slopes))
 
     # Sums and products
 
@@ -569,6 +586,16 @@ class NetworkTrace:
         cells = cells.reshape(*a.shape[: cells.ndim - axes], -1)
         scale, shift = [None if x is None else _numbers_of(x).reshape(-1) for x in (weight, bias)]
         return SymbolicTensor(self.graph.layer_norm(cells, scale, shift, eps).reshape(a.shape))
+
+    def group_norm(
+        self, a: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
+    ) -> Tensor:
+        cells = self._cells_of_input(a, "a group norm")
+        y = self.graph.layer_norm(cells.reshape(len(cells), groups, -1), None, None, eps)
+        column = (-1, *[1] * (cells.ndim - 2))
+        scale = 1.0 if weight is None else _numbers_of(weight).reshape(column)
+        shift = 0.0 if bias is None else _numbers_of(bias).reshape(column)
+        return SymbolicTensor(self.graph.affine(y.reshape(a.shape), scale, shift, roundings=4))
 
     # The origins of cells
 

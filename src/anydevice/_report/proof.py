@@ -39,7 +39,7 @@ def outcome_text(data: dict[str, Any]) -> str:
         theorem = f"{_COVERAGE[data['precision']]}{theorem_text(data)}"
         return f"{theorem}, {in_parts(data['parts'])}, {took}"
     if data["result"] == "counterexample":
-        return took
+        return f"{took}: {data['headline']}" if data["headline"] else took
     bound = "none" if data["best_bound"] is None else f"{data['best_bound']:.3g}"
     return f"({data['reason']}) {took}: {data['proved_share']:.1%} proved, worst bound {bound}"
 

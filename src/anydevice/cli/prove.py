@@ -30,7 +30,8 @@ _PARTS = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="an ONNX file")
-    parser.add_argument("property", metavar="PROPERTY", help="a VNN-LIB file, 1.0 or 2.0")
+    words = "a VNN-LIB file, 1.0 or 2.0; or give --ball, --eps and --label"
+    parser.add_argument("property", metavar="PROPERTY", nargs="?", help=words)
     parser.add_argument(
         "--precision",
         choices=("float32", "real"),
@@ -42,6 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     results += "exit code is 0 whatever was found"
     add_options(
         parser,
+        ("--ball", "X.npy", str, "for every input close to this one: its class stays the same"),
+        ("--eps", "RADIUS", float, "the largest change of each number of --ball"),
+        ("--label", "CLASS", int, "the output that is to be the largest in --ball"),
+        ("--low", "NUMBER", float, "the smallest valid input, such as 0 for images"),
+        ("--high", "NUMBER", float, "the largest valid input, such as 1 for images"),
         ("--timeout", "SECONDS", partial(seconds, high=1e9), "after which it stays undecided"),
         ("--certificate", "FILE", str, "write the proof there"),
         ("--check", "FILE", str, "check a certificate again; 3 if the reading was not compared"),
@@ -72,6 +78,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _prove(arguments: argparse.Namespace, output: Output) -> int:
     check_file(arguments.certificate, *_read(arguments))
     check_place(None if arguments.device is None else [arguments.device], arguments.engine)
+    claim = _claim(arguments)
     from anydevice._proofs.prove import prove
 
     with progress_on(output, silent=arguments.json) as bar:
@@ -82,7 +89,7 @@ def _prove(arguments: argparse.Namespace, output: Output) -> int:
 
         result = prove(
             arguments.model,
-            arguments.property,
+            *claim,
             precision=arguments.precision,
             limit=arguments.timeout,
             device=arguments.device,
@@ -93,7 +100,23 @@ def _prove(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _read(arguments: argparse.Namespace) -> tuple[str | None, ...]:
-    return arguments.model, arguments.property, arguments.check
+    return arguments.model, arguments.property, arguments.ball, arguments.check
+
+
+def _claim(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Return the property and its region, of a file or of a ball."""
+    ball = {name: getattr(arguments, name) for name in ("ball", "eps", "label", "low", "high")}
+    given = [name for name, value in ball.items() if value is not None]
+    if given[:3] != ["ball", "eps", "label"] if arguments.property is None else given:
+        text = "required: PROPERTY, a VNN-LIB file, or --ball x.npy --eps 0.03 --label 3, not both"
+        raise ConfigurationError(text, source="PROPERTY")
+    if arguments.property is not None:
+        return arguments.property, None
+    from anydevice._proofs import files, properties
+
+    ends = {name: ball[name] for name in given[3:]}
+    centre = files.read_array(arguments.ball)
+    return properties.same_class(arguments.label), properties.ball(centre, arguments.eps, **ends)
 
 
 def _finish(result: Any, arguments: argparse.Namespace, output: Output) -> int:
@@ -102,7 +125,7 @@ def _finish(result: Any, arguments: argparse.Namespace, output: Output) -> int:
 
     outcome = outcome_data(result)
     kind = outcome["result"]
-    if kind == "counterexample":
+    if kind == "counterexample" and arguments.property:
         outcome |= _conditions(arguments.property, outcome)
     problems = _write_files(result, outcome, arguments)
     if arguments.json:
@@ -181,12 +204,17 @@ def _check(arguments: argparse.Namespace, output: Output) -> int:
     from anydevice._proofs.checking.smooth import executors_of
     from anydevice._proofs.execution import NOT_COMPARED, compare_reading, executors
     from anydevice._proofs.files import check, read_certificate, read_model, read_queries
+    from anydevice._proofs.properties import problems
     from anydevice._report.proof import in_parts, theorem_text
 
     if arguments.certificate:
         raise ConfigurationError("--check reads a certificate, and --certificate writes one")
     model = read_model(arguments.model)
-    queries = read_queries(arguments.property, model)
+    claim, region = _claim(arguments)
+    if region is None:
+        queries: Sequence[Any] = read_queries(claim, model)
+    else:
+        queries = [part.query for part in problems(claim, model.network, region)]
     certificate = read_certificate(arguments.check, arguments.unpack)
     leaves, refused, is_compared = 0, None, bool(executors())
     if is_compared:

@@ -110,10 +110,10 @@ def test_what_is_trusted_is_as_short_as_the_documentation_says() -> None:
     """All that decides whether a certificate proves its theorem, beside what reads the model."""
     reading = {"operators.py", "readers.py"}
     files = [file for file in FOLDER.glob("*.py") if file.name not in reading]
-    assert sum(map(lines_of_code, files)) <= 900
+    assert sum(map(lines_of_code, files)) <= 920
     docs = Path(__file__).parents[3] / "docs"
-    assert "A checker of 900 lines" in (docs / "proofs.md").read_text("utf-8")
-    assert "900 lines of NumPy" in (docs / "compare.md").read_text("utf-8")
+    assert "A checker of 920 lines" in (docs / "proofs.md").read_text("utf-8")
+    assert "920 lines of NumPy" in (docs / "compare.md").read_text("utf-8")
 
 
 def test_the_readers_are_short() -> None:

@@ -269,23 +269,32 @@ def test_exact_bounds_know_what_is_flushed() -> None:
     assert not lower(network, question, leaf_tree([[1]]), "float32")[0] >= 0
 
 
+_NEW = ("elu", "softplus", "mish")
+
+
 def _functions(executor: str) -> dict[str, Callable[[Any], Any]]:
     """Return the smooth functions of an executor, from and to NumPy's arrays."""
     if executor == "NumPy":
-        return {"exp": np.exp, "tanh": np.tanh, "sigmoid": lambda z: 1 / (1 + np.exp(-z))}
+        own = {"exp": np.exp, "tanh": np.tanh, "sigmoid": lambda z: 1 / (1 + np.exp(-z))}
+        own["elu"] = lambda z: np.where(z > 0, z, np.expm1(z))
+        own["mish"] = lambda z: z * np.tanh(np.logaddexp(z, np.float32(0)))
+        return own | {"softplus": lambda z: np.logaddexp(z, np.float32(0))}
     if executor == "onnxruntime":
-        return {name: _onnxruntime_function(name) for name in ("exp", "tanh", "sigmoid", "gelu")}
+        names = ("exp", "tanh", "sigmoid", "gelu", "elu", "softplus", "mish")
+        return {name: _onnxruntime_function(name) for name in names}
     module: Any = pytest.importorskip({"MLX": "mlx", "PyTorch": "torch", "JAX": "jax"}[executor])
     if executor == "PyTorch":
         own = {k: getattr(module, k) for k in ("exp", "tanh", "sigmoid", "reciprocal", "rsqrt")}
-        own |= {name: getattr(module.nn.functional, name) for name in ("gelu", "silu")}
+        own |= {name: getattr(module.nn.functional, name) for name in ("gelu", "silu", *_NEW)}
         return {k: lambda z, f=f: f(module.tensor(z)).numpy() for k, f in own.items()}
     if executor == "JAX":
         own = {"exp": module.numpy.exp, "tanh": module.numpy.tanh, "rsqrt": module.lax.rsqrt}
-        own |= {"sigmoid": module.nn.sigmoid, "silu": module.nn.silu}
+        own |= {name: getattr(module.nn, name) for name in ("sigmoid", "silu", *_NEW)}
         return {k: lambda z, f=f: np.asarray(module.jit(f)(z)) for k, f in own.items()}
     core: Any = pytest.importorskip("mlx.core")
     own = {name: getattr(core, name) for name in ("exp", "tanh", "sigmoid", "reciprocal", "rsqrt")}
+    layers: Any = pytest.importorskip("mlx.nn")
+    own |= {name: getattr(layers, name) for name in _NEW}
     return {k: lambda z, f=f: np.array(f(core.array(z))) for k, f in own.items()}
 
 
@@ -300,7 +309,7 @@ def _onnxruntime_function(name: str) -> Callable[[Any], Any]:
 @pytest.mark.parametrize("executor", sorted(set(smooth.EXECUTORS) - {"CUDA"}))
 def test_executors_are_as_exact_as_is_assumed(executor: str) -> None:
     z = np.linspace(-87, 87, 20_001).astype(np.float32)
-    assumed = {"sigmoid, absolute": smooth.EXECUTORS[executor]}
+    assumed = smooth.WIDEST | {"sigmoid, absolute": smooth.EXECUTORS[executor]}
     for name, function in _functions(executor).items():
         x = np.abs(z) + np.float32(1e-3) if name in ("reciprocal", "rsqrt") else z
         wide = x.astype(np.float64)
@@ -312,6 +321,12 @@ def test_executors_are_as_exact_as_is_assumed(executor: str) -> None:
         assert (found <= lines.above * wide + lines.ceiling).all(), name
 
 
+def test_only_executors_that_were_measured_are_named() -> None:
+    for name in ("tanh", *_NEW):
+        named = smooth.executors_of(smooth.assumptions([name], float32=True))
+        assert ("CUDA" in named, "JAX" in named) == (name == "tanh", True)
+
+
 CURVES = {
     "sigmoid": lambda z: 1 / (1 + np.exp(-z)),
     "tanh": np.tanh,
@@ -319,6 +334,9 @@ CURVES = {
     "gelu": lambda z: z * smooth._normal(z),
     "gelu_tanh": smooth._gelu_tanh,
     "exp": np.exp,
+    "elu": lambda z: np.where(z > 0, z, np.expm1(z)),
+    "softplus": lambda z: np.log1p(np.exp(z)),
+    "mish": lambda z: z * np.tanh(np.log1p(np.exp(z))),
     "square": lambda z: z * z,
     "reciprocal": lambda z: 1 / z,
     "rsqrt": lambda z: z**-0.5,
@@ -360,7 +378,7 @@ def test_poles_have_no_lines() -> None:
 
 def test_float32_functions_have_room_for_their_assumed_error() -> None:
     low, high = np.array([0.5]), np.array([1.0])
-    for name in ("sigmoid", "tanh", "gelu", "silu", "exp"):
+    for name in ("sigmoid", "tanh", "gelu", "silu", "exp", *_NEW):
         real, run = (smooth.lines(name, low, high, float32=each) for each in (False, True))
         assert real.floor is not None
         assert run.floor is not None

@@ -42,7 +42,7 @@ def trace_output(adapter: ModelAdapter, trace: Trace, shape: tuple[int, ...]) ->
         blocks.enter_context(_SeePrimitives(watcher))
         y = module(x)
     if not isinstance(y, torch.Tensor):
-        raise trace.refuse(f"a module whose output is a {type(y).__name__}")
+        raise trace.refuse(f"a module whose output is a {type(y).__name__}, not one tensor of it")
     return watcher.tensor(y)
 
 
@@ -59,9 +59,11 @@ def _path_in(part: Any, name: str, trace: Trace) -> Iterator[None]:
     def enter(*_: Any) -> None:
         before.append(trace.path)
         trace.path = name
+        if isinstance(part, torch.nn.RNNBase):  # other executions sum all of a gate at once
+            trace.graph.more_roundings = part.input_size + 2 * part.hidden_size + 8
 
     def leave(*_: Any) -> None:
-        trace.path = before.pop()
+        trace.path, trace.graph.more_roundings = before.pop(), 0
 
     hooks = part.register_forward_pre_hook(enter), part.register_forward_hook(leave)
     try:
@@ -73,14 +75,16 @@ def _path_in(part: Any, name: str, trace: Trace) -> Iterator[None]:
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Compute attention as matrix products and a softmax inside the block."""
-    before = torch.backends.mha.get_fastpath_enabled()
+    """Compute attention and LSTM by their primitives inside the block."""
+    before, fuses_lstm = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
     torch.backends.mha.set_fastpath_enabled(False)
+    torch.backends.mkldnn.enabled = False
     try:
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+        torch.backends.mkldnn.enabled = fuses_lstm
 
 
 class _Watcher:
@@ -94,15 +98,20 @@ class _Watcher:
 
     def run(self, op: Any, args: Any, named: dict[str, Any]) -> Any:
         """Run a primitive, and trace it if one of its arguments depends on the input."""
-        result = op(*args, **named)
-        if not any(id(x) in self._tensors for x in _leaves([args, named])):
-            return result
         name = op.overloadpacket.__name__ if hasattr(op, "overloadpacket") else str(op)
         inplace = name.endswith("_") and not name.endswith("__")
         rule = _RULES.get(name.removesuffix("_") if inplace else name)
-        if rule is None:
+        is_traced = any(id(x) in self._tensors for x in _leaves([args, named]))
+        if is_traced and rule is None:
             raise self.trace.refuse(f"aten.{name}")
-        inputs, options = _map_leaves(args, self._input), _map_leaves(named, self._input)
+        change = self._input if is_traced else lambda x: x
+        inputs, options = _map_leaves(args, change), _map_leaves(named, change)
+        result = op(*args, **named)
+        if name == "unsafe_split":  # its parts may be changed in place, and the whole is lost
+            result = [part.clone() for part in result]
+            self._tensors[id(args[0])] = args[0], None
+        if not is_traced or rule is None:
+            return result
         try:
             traced = rule(self.trace, *inputs, **options)
         except TypeError as error:  # an argument that the rule does not support
@@ -126,7 +135,7 @@ class _Watcher:
             return value
         if x.numel() and _memory_of(x) in self._memory:
             raise self.trace.refuse("a tensor that shares its memory with one that was computed")
-        return FixedTensor(host_array(x.detach()))
+        return FixedTensor(np.array(host_array(x.detach())))  # it may be changed in place
 
     def _input(self, x: Any) -> Any:
         return self.tensor(x) if isinstance(x, torch.Tensor) else x
@@ -217,10 +226,11 @@ def _convolution(
     groups: int,
     *_: Any,
 ) -> Traced:
-    if transposed:
-        raise trace.refuse("a transposed convolution")
     axes = len(weight.shape) - 2 if isinstance(weight, FixedTensor) else len(stride)
-    return trace.convolution(a, weight, bias, _windows(axes, stride, padding, dilation), groups)
+    windows = _windows(axes, stride, padding, dilation)
+    if transposed:
+        windows = windows._replace(more=_per_axis(output_padding, axes))
+    return trace.convolution(a, weight, bias, windows, groups)
 
 
 def _per_axis(value: int | Sizes, axes: int) -> list[int]:
@@ -287,7 +297,9 @@ def _batch_norm(
 ) -> list[Traced | None]:
     eps = float(named.get("eps", rest[-1]))
     if rest[0] is True or mean is None:
-        raise trace.refuse("a batch norm by the statistics of the batch; call model.eval()")
+        if " InstanceNorm" not in f" {trace.path}":
+            raise trace.refuse("a batch norm by the statistics of its input, not running ones")
+        return [trace.group_norm(a, weight, bias, a.shape[1], eps), None, None]
     return [trace.batch_norm(a, weight, bias, mean, variance, eps), None, None]
 
 
@@ -349,11 +361,40 @@ def _expand(trace: Trace, a: Traced, sizes: Sizes, **_: Any) -> Traced:
     return trace.rearrange(lambda x: np.broadcast_to(x, full), a)
 
 
-def _pad(trace: Trace, a: Traced, widths: Sizes, value: float = 0.0) -> Traced:
+def _pad(trace: Trace, a: Traced, widths: Sizes, value: float = 0.0, mode: str = "") -> Traced:
     pairs = list(zip(widths[::2], widths[1::2], strict=True))[::-1]
     if min(widths) < 0:
         raise trace.refuse("a padding that cuts")
-    return trace.pad(a, [(0, 0)] * (len(a.shape) - len(pairs)) + pairs, value)
+    around = [(0, 0)] * (len(a.shape) - len(pairs)) + pairs
+    if mode:
+        pad: Any = np.pad
+        return trace.rearrange(lambda x: pad(x, around, mode), a)
+    return trace.pad(a, around, value)
+
+
+def _upsample(trace: Trace, a: Traced, sizes: Sizes, *scales: float | None) -> Traced:
+    """Repeat elements: the nearest one, by an integer for each axis."""
+    axes = range(-len(sizes), 0)
+    times = [size / a.shape[axis] for axis, size in zip(axes, sizes, strict=True)]
+    differ = any(scale not in (None, k) for scale, k in zip(scales, times, strict=False))
+    if differ or not all(k.is_integer() for k in times):
+        raise trace.refuse("nearest upsampling other than by integers")
+    for axis, k in zip(axes, times, strict=True):
+        a = trace.rearrange(lambda x, axis=axis, k=k: np.repeat(x, int(k), axis), a)
+    return a
+
+
+def _softplus(trace: Trace, a: Traced, beta: float = 1.0, threshold: float = 20.0) -> Traced:
+    if not 20 <= threshold <= 80:  # the identity above it is as good as log(1 + exp(z))
+        raise trace.refuse(f"a softplus that is the identity above {threshold:g}")
+    scaled = trace.multiply(a, trace.constant(beta))
+    return trace.divide(trace.function("softplus", scaled), trace.constant(beta))
+
+
+def _elu(trace: Trace, a: Traced, alpha: float = 1, scale: float = 1, inner: float = 1) -> Traced:
+    if scale != 1 or inner != 1:
+        raise trace.refuse("an ELU with scales, such as SELU and CELU")
+    return trace.layer("elu", a, alpha)
 
 
 def _identity(trace: Trace, a: Traced, *_: Any, **__: Any) -> Traced:
@@ -404,11 +445,14 @@ _RULES: dict[str, Rule] = {
     "convolution": _convolution,
     "detach": _identity,
     "div": lambda trace, a, b: trace.divide(_tensor(trace, a), _tensor(trace, b)),
+    "elu": _elu,
     "exp": _function("exp"),
     "expand": _expand,
     "gelu": lambda trace, a, approximate="none": trace.function(
         "gelu" if approximate == "none" else "gelu_tanh", a
     ),
+    "hardsigmoid": lambda trace, a: trace.layer("hard_sigmoid", a, 1 / 6, 0.5),
+    "hardswish": lambda trace, a: trace.layer("hard_swish", a),
     "hardtanh": lambda trace, a, low=-1.0, high=1.0: trace.clip(a, low, high),
     "leaky_relu": lambda trace, a, slope=0.01: trace.leaky_relu(a, slope),
     "linear": lambda trace, a, weight, bias=None: trace.linear(
@@ -418,6 +462,7 @@ _RULES: dict[str, Rule] = {
     "maximum": lambda trace, a, b: trace.maximum(a, b),
     "mean": partial(_sum, mean=True),
     "minimum": lambda trace, a, b: trace.minimum(a, b),
+    "mish": _function("mish"),
     "mm": lambda trace, a, b: trace.linear(a, b, None),
     "mul": lambda trace, a, b: trace.multiply(_tensor(trace, a), _tensor(trace, b)),
     "_native_batch_norm_legit_no_training": _batch_norm,
@@ -427,18 +472,24 @@ _RULES: dict[str, Rule] = {
         None,
         None,
     ],
+    "native_group_norm": lambda trace, a, w, b, *sizes: trace.group_norm(a, w, b, *sizes[-2:]),
     "neg": lambda trace, a: trace.multiply(a, trace.constant(-1.0)),
     "permute": _rearrange(lambda x, axes: np.transpose(x, axes)),
+    "pixel_shuffle": lambda trace, a, size: trace.pixel_shuffle(a, size),
     "pow": _power,
+    "_prelu_kernel": lambda trace, a, slope: trace.leaky_relu(a, slope),
     "reciprocal": _function("reciprocal"),
     "relu": _function("relu"),
     "rsqrt": _function("rsqrt"),
     "rsub": lambda trace, a, b, alpha=1: _add(trace, b, a, alpha, -1),
+    **{f"reflection_pad{axes}d": partial(_pad, mode="reflect") for axes in (1, 2, 3)},
+    **{f"replication_pad{axes}d": partial(_pad, mode="edge") for axes in (1, 2, 3)},
     "select": _rearrange(lambda x, axis, at: np.take(x, at, axis)),
     "sigmoid": _function("sigmoid"),
     "silu": _function("silu"),
     "slice": _slice,
     "_softmax": _softmax,
+    "softplus": _softplus,
     "_log_softmax": lambda trace, a, axis, *rest: trace.log_softmax(a, axis),
     "_safe_softmax": _softmax,
     "split": _split_axis,
@@ -454,7 +505,10 @@ _RULES: dict[str, Rule] = {
     "unbind": lambda trace, a, axis=0: [
         trace.rearrange(partial(np.take, indices=i, axis=axis), a) for i in range(a.shape[axis])
     ],
+    "unsafe_split": _split_axis,
     "unsqueeze": _rearrange(lambda x, axis: np.expand_dims(x, axis)),
+    **{f"upsample_nearest{axes}d": _upsample for axes in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{axes}d": _upsample for axes in (1, 2, 3)},
     "_unsafe_view": _rearrange(lambda x, shape: np.reshape(x, shape)),
     "view": _rearrange(lambda x, shape: np.reshape(x, shape)),
 }

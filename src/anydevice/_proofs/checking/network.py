@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-SMOOTH = ("sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "exp", "reciprocal", "rsqrt")
+SMOOTH: tuple[str, ...] = ("sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "exp", "reciprocal")
+SMOOTH += ("rsqrt", "elu", "softplus", "mish")
 FUNCTIONS = ("", "relu", *SMOOTH, "square", "step")
 
 

@@ -43,13 +43,16 @@ ROUNDED = 2.0**-52
 _DOUBLE = 11
 _DTYPES = {1: "f4", 6: "i4", 7: "i8", 9: "?", _DOUBLE: "f8"}
 """The dtypes by ONNX's numbers. Constants of float32 are stored in float64."""
-_SLOPE, _EPSILON = float(np.float32(0.01)), float(np.float32(1e-5))
-"""The defaults of a leaky ReLU and of a batch norm; attributes of ONNX are float32."""
+_SLOPE, _EPSILON, _HARD = (float(np.float32(number)) for number in (0.01, 1e-5, 0.2))
+"""The defaults of a leaky ReLU, a batch norm, a hard sigmoid; attributes of ONNX are float32."""
 _MILD = 2.0**20
+_COORDINATES = "coordinate_transformation_mode"
+_REPEATS = (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"))
+"""Coordinates and roundings by which a resize to a multiple repeats elements."""
 _ONE = ((), (1,))
 """The shapes of one number that broadcasting does not notice."""
 _ONLY_GELU = "erf is known as a part of GELU alone"
-_HARMLESS = {"momentum", "seed", "storage_order", "saturate"}
+_HARMLESS = {"cubic_coeff_a", "momentum", "seed", "storage_order", "saturate"}
 """Attributes that do not change the outputs that are read."""
 _OF_SEVERAL = {"Add", "Concat", "Div", "Gemm", "MatMul", "Max", "Min", "Mul", "Sub"}
 """Operators of several tensors; the others have constants behind the first."""
@@ -410,12 +413,16 @@ def _split_axis(net: Lowering, x: Value, sizes: Array | None = None) -> list[Val
 
 
 def _pad(net: Lowering, x: Value, pads: Any = None, value: Any = None) -> Value:
-    if net.attributes.get("mode", "constant") != "constant":
-        raise NotSupportedError("it pads otherwise than with a constant")
+    mode = net.attributes.get("mode", "constant")
     amounts = np.array(net.attributes.get("pads") if pads is None else pads).reshape(2, -1).T
     if len(amounts) != len(x.shape) or (amounts < 0).any() or amounts.sum() > 1 << 20:
         raise NotSupportedError("it pads by a negative or a huge amount, or other axes")
     net.check_size(*(amounts.sum(1) + x.shape).tolist())
+    if mode != "constant":
+        if mode not in ("edge", "reflect") or (mode == "reflect" and (x.shape <= amounts.T).any()):
+            raise NotSupportedError(f"its mode is {mode!r}, or it reflects more than there is")
+        pad: Any = np.pad
+        return net.copy(x._replace(places=pad(x.places, amounts, mode)))
     filler = float(value) if value is not None else net.attributes.get("value", 0.0)
     target = np.pad(np.arange(x.places.size).reshape(x.shape), amounts, constant_values=-1)
     inner = np.nonzero(target.reshape(-1) >= 0)[0]
@@ -590,11 +597,11 @@ def _gemm(net: Lowering, a: Any, b: Any, c: Any = None) -> Value:
     return result
 
 
-def _windows(net: Lowering, x: Value, kernel: Sequence[int]) -> tuple[Array, list[int]]:
+def _windows(net: Lowering, shape: Sequence[int], kernel: Sequence[int]) -> tuple[Array, list[int]]:
     """Return windows (channels, kernel, windows), -1 for padding, and their numbers by axis."""
-    attributes, rank, spatial = net.attributes, len(kernel), x.shape[2:]
-    if len(spatial) != rank or x.shape[0] != 1 or rank not in (1, 2):
-        raise NotSupportedError(f"an input of shape {x.shape} and a window of {tuple(kernel)}")
+    attributes, rank, spatial = net.attributes, len(kernel), shape[2:]
+    if len(spatial) != rank or shape[0] != 1 or rank not in (1, 2):
+        raise NotSupportedError(f"an input of shape {tuple(shape)} and a window of {tuple(kernel)}")
     strides = attributes.get("strides", [1] * rank)
     dilations = attributes.get("dilations", [1] * rank)
     if min(*strides, *dilations, *kernel) < 1 or attributes.get("ceil_mode", 0):
@@ -614,13 +621,13 @@ def _windows(net: Lowering, x: Value, kernel: Sequence[int]) -> tuple[Array, lis
     if len(pads) != 2 * rank or min(pads) < 0 or max(pads) > max(spans):
         raise NotSupportedError(f"it pads by {pads}")
     around = [(0, 0), *zip(pads[:rank], pads[rank:], strict=True)]
-    whole = [n + sum(ends) for n, ends in zip(x.shape[1:], around, strict=True)]
+    whole = [n + sum(ends) for n, ends in zip(shape[1:], around, strict=True)]
     sizes = [(n - s) // t + 1 for n, s, t in zip(whole[1:], spans, strides, strict=True)]
     if min(sizes) < 1:
         raise FormatError("its window is larger than its input")
     net.check_size(*whole)
-    net.check_size(_COST, x.shape[1], *kernel, *sizes)
-    padded = np.pad(np.arange(x.places.size).reshape(x.shape[1:]), around, constant_values=-1)
+    net.check_size(_COST, shape[1], *kernel, *sizes)
+    padded = np.pad(np.arange(prod(shape)).reshape(shape[1:]), around, constant_values=-1)
     parts = []
     for offsets in product(*(range(k) for k in kernel)):
         cut = [
@@ -631,29 +638,80 @@ def _windows(net: Lowering, x: Value, kernel: Sequence[int]) -> tuple[Array, lis
     return np.stack(parts, 1), sizes
 
 
-def _conv(net: Lowering, x: Value, w: Array, b: Any = None) -> Value:
+def _kernel_matrix(net: Lowering, shape: Sequence[int], w: Array) -> tuple[Array, list[int]]:
+    """Return the matrix of a convolution over an input of a shape, and the sizes of its output."""
     groups = net.attributes.get("group", 1)
-    windows, sizes = _windows(net, x, w.shape[2:])
+    windows, sizes = _windows(net, shape, w.shape[2:])
     if net.attributes.get("kernel_shape", list(w.shape[2:])) != list(w.shape[2:]):
         raise FormatError("its kernel_shape is not the shape of its kernels")
-    channels, outputs = x.shape[1] // groups, w.shape[0] // groups
-    if w.shape[1] != channels or channels * groups != x.shape[1] or outputs * groups != len(w):
-        raise FormatError(f"shapes {x.shape} and {w.shape} do not fit together")
+    channels, outputs = shape[1] // groups, w.shape[0] // groups
+    if w.shape[1] != channels or channels * groups != shape[1] or outputs * groups != len(w):
+        raise FormatError(f"shapes {tuple(shape)} and {w.shape} do not fit together")
     places = windows.shape[2]
-    matrix = net.zeros(len(w) * places, x.places.size)
+    matrix = net.zeros(len(w) * places, prod(shape))
     for k in range(len(w)):
         group = k // outputs
         below = windows[group * channels : (group + 1) * channels].reshape(-1, places)
         term, place = np.nonzero(below >= 0)
         matrix[k * places + place, below[term, place]] = w[k].reshape(-1)[term]
-    bias = np.zeros((len(w), places)) + (0.0 if b is None else b.reshape(-1, 1))
+    return matrix, sizes
+
+
+def _conv(net: Lowering, x: Value, w: Array, b: Any = None) -> Value:
+    matrix, sizes = _kernel_matrix(net, x.shape, w)
+    bias = np.zeros((len(w), prod(sizes))) + (0.0 if b is None else b.reshape(-1, 1))
     bias, roundings = bias.reshape(1, len(w), *sizes), w[0].size + (b is not None)
     return net.add([(x, matrix)], bias, roundings=roundings)
 
 
+def _conv_transpose(net: Lowering, x: Value, w: Array, b: Any = None) -> Value:
+    """Multiply by the transposed matrix of the convolution that these kernels are of."""
+    get, rank, outputs = net.attributes.get, w.ndim - 2, w.shape[1] * net.attributes.get("group", 1)
+    if get("auto_pad", "NOTSET") != "NOTSET":
+        raise NotSupportedError("its auto_pad")
+    pads, more = get("pads", [0] * 2 * rank), get("output_padding", [0] * rank)
+    steps, spread = get("strides", [1] * rank), get("dilations", [1] * rank)
+    per_axis = zip(x.shape[2:], w.shape[2:], steps, spread, strict=True)
+    spans = [s * (n - 1) + d * (k - 1) + 1 for n, k, s, d in per_axis]
+    sizes = [n + more[i] - pads[i] - pads[i + rank] for i, n in enumerate(spans)]
+    matrix, below = _kernel_matrix(net, (1, outputs, *sizes), w)
+    if (1, len(w), *below) != x.shape:
+        raise FormatError(f"an input of shape {x.shape} and kernels of shape {w.shape}")
+    bias = np.zeros((1, outputs, *sizes)) + (0.0 if b is None else b.reshape(-1, *[1] * rank))
+    terms = len(w) // (outputs // w.shape[1]) * prod(w.shape[2:])
+    return net.add([(x, matrix.T)], bias, roundings=terms + (b is not None))
+
+
+def _resize(net: Lowering, x: Value, *options: Any) -> Value:
+    """Repeat each element an integer number of times along each axis."""
+    get, way = net.attributes.get, ("asymmetric", "floor")
+    _, scales, sizes = (None, *options, get("scales"), None)[:3]
+    if len(options) > 1:  # from version 11 on
+        way = get(_COORDINATES, "half_pixel"), get("nearest_mode", "round_prefer_floor")
+        _, scales, sizes = (*options, None)[:3]
+    times = np.asarray(scales) if sizes is None else sizes / np.array(x.shape)
+    repeats = get("mode", "nearest") == "nearest" and way in _REPEATS and min(times) >= 1
+    if not repeats or (times % 1).any():
+        raise NotSupportedError("it does not repeat each element an integer number of times")
+    net.check_size(*(times * x.shape).astype(int).tolist())
+    places = x.places
+    for axis, count in enumerate(times.astype(int)):
+        places = np.repeat(places, count, axis)
+    return net.copy(x._replace(places=places))
+
+
+def _depth_to_space(attributes: Attributes, x: Array) -> Array:
+    size, (n, c, h, w) = attributes.get("blocksize"), x.shape
+    if attributes.get("mode", "DCR") == "DCR":
+        parts = x.reshape(n, size, size, c // size**2, h, w).transpose(0, 3, 4, 1, 5, 2)
+    else:
+        parts = x.reshape(n, c // size**2, size, size, h, w).transpose(0, 1, 4, 2, 5, 3)
+    return parts.reshape(n, c // size**2, h * size, w * size)
+
+
 def _average(net: Lowering, x: Value) -> Value:
     kernel = net.attributes.get("kernel_shape", x.shape[2:])
-    windows, sizes = _windows(net, x, kernel)
+    windows, sizes = _windows(net, x.shape, kernel)
     channels, terms, places = windows.shape
     inside = windows >= 0
     whole = net.attributes.get("count_include_pad", 0)
@@ -666,7 +724,7 @@ def _average(net: Lowering, x: Value) -> Value:
 
 
 def _max_pool(net: Lowering, x: Value) -> Value:
-    windows, sizes = _windows(net, x, net.attributes.get("kernel_shape"))
+    windows, sizes = _windows(net, x.shape, net.attributes.get("kernel_shape"))
     channels, _, places = windows.shape
     windows = np.where(windows < 0, windows.max(1, keepdims=True), windows)
     if windows.min() < 0:
@@ -778,6 +836,34 @@ def _abs(net: Lowering, x: Value) -> Value:
     return net.add([(positive, 1.0), (negative, 1.0)], np.zeros(x.shape))
 
 
+def _elu(net: Lowering, x: Value) -> Value:
+    alpha = net.attributes.get("alpha", 1.0)
+    if alpha == 1.0:
+        return net.apply(x, "elu")
+    curve, positive = net.copy(x, "elu"), net.copy(x, "relu")
+    terms = [(curve, alpha), (positive, 1.0 - alpha)]
+    return net.add(terms, np.zeros(x.shape), roundings=3, inexact=ROUNDED)
+
+
+def _hard_sigmoid(net: Lowering, x: Value) -> Value:
+    slope, shift = net.attributes.get("alpha", _HARD), net.attributes.get("beta", 0.5)
+    line = net.add([(x, slope)], np.full(x.shape, shift), roundings=3)
+    return _limit(net, _limit(net, line, 0.0, 1.0), 1.0, -1.0)
+
+
+def _hard_swish(net: Lowering, x: Value) -> Value:
+    """Return x * min(max(x / 6 + 1/2, 0), 1): t^2 / 6 - t / 2 + max(x - 3, 0), t in [0, 6].
+
+    Here t is x + 3, clipped. An execution rounds |x| * t / 6, which is up to 4 times this sum.
+    """
+    moved = net.add([(x, 1.0)], np.full(x.shape, 3.0))
+    t = _limit(net, _limit(net, moved, 0.0, 1.0), 6.0, -1.0)
+    square = net.add([(t, 1.0)], np.full(x.shape, -1.5), "square")
+    above = net.add([(x, 1.0)], np.full(x.shape, -3.0), "relu")
+    terms = [(square, 1 / 6), (above, 1.0)]
+    return net.add(terms, np.full(x.shape, -0.375), roundings=32, inexact=ROUNDED)
+
+
 def _gelu(net: Lowering, x: Value) -> Value:
     if net.attributes.get("approximate", "none") != "none":
         raise NotSupportedError("GELU by tanh; export it with approximate='none'")
@@ -811,10 +897,12 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
     "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "DepthToSpace": _shape_of(_depth_to_space),
     "Div": _div,
     "Dropout": _dropout,
+    "Elu": _elu,
     "Erf": lambda net, x: Erf(x),
-    "Exp": _elementwise("exp"),
     "Flatten": _shape_of(
         lambda attributes, x: x.reshape(prod(x.shape[: attributes.get("axis", 1)]), -1)
     ),
@@ -822,6 +910,8 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Gelu": _gelu,
     "Gemm": _gemm,
     "GlobalAveragePool": _average,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
     "Identity": lambda net, x, *others: x,
     "LeakyRelu": _leaky,
     "MatMul": _matmul,
@@ -833,15 +923,13 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "PRelu": _leaky,
     "Pad": _pad,
     "Pow": _power,
-    "Reciprocal": _elementwise("reciprocal"),
     "ReduceMean": _mean,
     "ReduceSum": _mean,
-    "Relu": _elementwise("relu"),
     "Reshape": _shape_of(_reshape),
+    "Resize": _resize,
     "Shape": lambda net, x: np.array(
         x.shape[net.attributes.get("start", 0) : net.attributes.get("end")], np.int64
     ),
-    "Sigmoid": _elementwise("sigmoid"),
     "Slice": _shape_of(_slice),
     "Softmax": _softmax,
     "Split": _split_axis,
@@ -849,9 +937,13 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
         lambda attributes, x, axes=None: np.squeeze(x, _axes(attributes, axes) or None)
     ),
     "Sub": _sum,
-    "Tanh": _elementwise("tanh"),
     "Transpose": _shape_of(lambda attributes, x: np.transpose(x, attributes.get("perm"))),
     "Unsqueeze": _shape_of(
         lambda attributes, x, axes=None: np.expand_dims(x, _axes(attributes, axes) or ())
     ),
+    "Upsample": _resize,
+}
+_OPERATORS |= {
+    name: _elementwise(name.lower())
+    for name in ("Exp", "Mish", "Reciprocal", "Relu", "Sigmoid", "Softplus", "Tanh")
 }

@@ -4,9 +4,10 @@ A slope is chosen freely, and the offset that makes its line a bound is computed
 lies above its tangents; the least distance of a concave function from a line is at an end.
 
 NumPy's exp, tanh and sqrt and Python's erf are assumed to have a relative error of at most 2**-46
-in float64, and an execution of the function in float32 one of 2**-20, for GELU and SiLU of 2**-20
-of the argument; for exp, and the sigmoid left of 0, 1 + |z| / 16 times as much. A sigmoid may have
-an absolute error too, by executor. A certificate states all three.
+in float64, and an execution of the function in float32 one of 2**-20, for GELU, SiLU and Mish of
+2**-20 of the argument; for exp, and the sigmoid left of 0, 1 + |z| / 16 times as much. A sigmoid
+may have an absolute error too, by executor, and ELU and softplus one of 2**-22. A certificate
+states all of them.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ EPSILON, FLOAT32, FLUSH, LARGEST = 2.0**-46, 2.0**-20, 2.0**-100, 2.0**100
 EXECUTORS = dict.fromkeys(("CUDA", "JAX", "MLX", "NumPy", "PyTorch"), 0.0)
 EXECUTORS["onnxruntime"] = 2.0**-22
 """The executors that were measured, by the absolute error of their sigmoid beside the relative."""
-_SIGMOID = "sigmoid, absolute"
-WIDEST = {_SIGMOID: max(EXECUTORS.values())}
+_SIGMOID, _NOT_ON_CUDA = "sigmoid, absolute", {"elu", "softplus", "mish"}
+_ALWAYS = {"elu, absolute": 2.0**-22, "softplus, absolute": 2.0**-22}
+"""Absolute errors of every executor: some compute exp(z) - 1, and log(1 + exp(z))."""
+WIDEST = {_SIGMOID: max(EXECUTORS.values()), **_ALWAYS}
 _STEPS = 26
 """Halvings towards the point where a tangent touches; any point gives a sound bound."""
 _K, _C, _A4, _A5 = sqrt(2 / pi), 0.044715, -1.453152027, 1.061405429
 _erf = np.frompyfunc(erf, 1, 1)
+_MISH_BENDS = (-2.256376396360793, 1.4905711794854285)
 
 
 class LinePair(NamedTuple):
@@ -119,6 +123,7 @@ def assumptions(
     assumed = dict.fromkeys(names, FLOAT32) if float32 else {}
     if "sigmoid" in assumed and given.get(_SIGMOID, 0.0) > 0:
         assumed[_SIGMOID] = given[_SIGMOID]
+    assumed |= {key: error for key, error in _ALWAYS.items() if key.split(",")[0] in assumed}
     return assumed | ({"float64": EPSILON} if names else {})
 
 
@@ -127,7 +132,8 @@ def executors_of(assumed: Mapping[str, float]) -> list[str]:
     if not set(SMOOTH).intersection(assumed):
         return []
     absolute = (assumed if "sigmoid" in assumed else WIDEST).get(_SIGMOID, 0.0)
-    return [name for name, error in EXECUTORS.items() if error <= absolute]
+    unknown = {"CUDA"} if not _NOT_ON_CUDA.isdisjoint(assumed) else set()
+    return [name for name, e in EXECUTORS.items() if e <= absolute and name not in unknown]
 
 
 def execution_error(
@@ -260,6 +266,11 @@ def _gelu_tanh_slope(z: Floats) -> Floats:
     return 0.5 * (1.0 + inner) + 0.5 * z * (1.0 - inner**2) * _K * (1.0 + 3.0 * _C * z * z)
 
 
+def _mish_slope(z: Floats) -> Floats:
+    gate = np.tanh(np.logaddexp(0.0, z))
+    return gate + z * (1.0 - gate**2) * _sigmoid(z)
+
+
 def _one(z: Floats) -> Floats:
     return np.where(np.isnan(z), z, 1.0)
 
@@ -272,7 +283,7 @@ def _poles(z: Floats) -> Floats:
     return 1.0 / z + 1.0 / (z * z)
 
 
-_BY_ARGUMENT = ("gelu", "gelu_tanh", "silu")
+_BY_ARGUMENT = ("gelu", "gelu_tanh", "silu", "mish")
 _CURVES = {
     "sigmoid": SmoothCurve(_sigmoid, lambda z: _sigmoid(z) * _sigmoid(-z), _one, (0.0,)),
     "tanh": SmoothCurve(np.tanh, lambda z: 1.0 - np.tanh(z) ** 2, _one, (0.0,)),
@@ -294,6 +305,15 @@ _CURVES = {
         False,
     ),
     "exp": SmoothCurve(np.exp, np.exp, np.exp),
+    "elu": SmoothCurve(
+        lambda z: np.where(z > 0, z, np.expm1(np.minimum(z, 0))),
+        lambda z: np.exp(np.minimum(z, 0)),
+        _linear,
+    ),
+    "softplus": SmoothCurve(lambda z: np.logaddexp(0.0, z), _sigmoid, _linear),
+    "mish": SmoothCurve(
+        lambda z: z * np.tanh(np.logaddexp(0.0, z)), _mish_slope, _linear, _MISH_BENDS, False
+    ),
     "reciprocal": SmoothCurve(lambda z: 1.0 / z, lambda z: -1.0 / (z * z), _poles),
     "rsqrt": SmoothCurve(lambda z: 1.0 / np.sqrt(z), lambda z: -0.5 / (z * np.sqrt(z)), _poles),
 }
