@@ -201,6 +201,14 @@ class Device:
             raise ConfigurationError("a device moves one tree; write device((x, y)) for several")
         return hooks.to_device(tree, self, **options)
 
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, values: Any = (), named: Any = None
+    ) -> Any:
+        """Call a function of PyTorch, as in `torch.zeros(3, device=here)`, with its own device."""
+        options = {name: _for_torch(value) for name, value in (named or {}).items()}
+        return function(*map(_for_torch, values), **options)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Device):
             return NotImplemented
@@ -239,6 +247,10 @@ def _rebuild(
 ) -> Device:
     # Not by name: a backend that a probe added may be unknown in the process that unpickles.
     return Device.__new__(Device)._set(backend, index, engine, chosen_by, None, picked)
+
+
+def _for_torch(value: Any) -> Any:
+    return hooks.native(value, "torch") if isinstance(value, Device) else value
 
 
 def not_driven(device: Device) -> DeviceNotFoundError:

@@ -17,11 +17,12 @@ from weakref import WeakKeyDictionary
 
 from anydevice._core.array import Array
 from anydevice._core.hooks import is_of
+from anydevice._core.names import find_name
 from anydevice._core.text import shortened, type_text
 from anydevice._libraries.registry import part, row_of
 from anydevice._nn.layer import Layer, Run
 from anydevice._nn.losses import LOSSES
-from anydevice._nn.optimizers import Optimizer
+from anydevice._nn.optimizers import OPTIMIZERS, Optimizer
 from anydevice.errors import ConfigurationError
 
 TARGETS = ("labels", "label", "label_ids", "targets", "target", "y")
@@ -216,9 +217,16 @@ _OPTIMIZERS = (
 
 
 def optimizer_of(given: Any) -> Optimizer | None:
-    """Return the optimizer of a step; `None` for PyTorch's, which updates weights itself."""
+    """Return the optimizer of a step; `None` for PyTorch's, which updates weights itself.
+
+    >>> optimizer_of("adam").rate
+    0.001
+    """
     if isinstance(given, Optimizer):
         return given
+    name, hint = find_name("optimizer", given, OPTIMIZERS) if isinstance(given, str) else (None, "")
+    if name is not None:
+        return OPTIMIZERS[name]()
     if is_of(given, "torch.optim", "Optimizer"):
         return None
     for module, name, library, own in _OPTIMIZERS:
@@ -227,9 +235,11 @@ def optimizer_of(given: Any) -> Optimizer | None:
             return optimizer
     is_nnx = is_of(given, "flax.nnx", "Optimizer")
     shown = "nnx.Optimizer; give what it holds, its tx" if is_nnx else shortened(repr(given))
+    if hasattr(given, "shape"):
+        hint = "; data is a pair: give (x, y) as one argument"
     raise ConfigurationError(
         f"optimizer must be one such as nn.AdamW(1e-3), or one of torch.optim, optax or "
-        f"mlx.optimizers, not {shown}",
+        f"mlx.optimizers, not {shown}{hint}",
         source="optimizer",
     )
 

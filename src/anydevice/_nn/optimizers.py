@@ -322,6 +322,10 @@ class Lion(BuiltIn):
         )
 
 
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+"""Optimizers by their name alone, where libraries agree about the rate."""
+
+
 def zeros_like(parameters: Tree) -> Tree:
     """Return a tree of zeros of the same shapes: float64 for float64, else float32."""
 

@@ -21,6 +21,7 @@ from anydevice._compile.compile import Compiled
 from anydevice._core import checks, hooks
 from anydevice._core.device import Device
 from anydevice._core.files import check_writable, is_there, remove_leftovers
+from anydevice._core.names import other_keywords
 from anydevice._core.record import Record, replace
 from anydevice._core.table import Table
 from anydevice._core.text import format_size, say
@@ -39,6 +40,7 @@ from anydevice._train.batches import (
     Batches,
     Data,
     batch_name,
+    batches_of,
     checked_data,
     first_of,
     length_of,
@@ -117,6 +119,7 @@ class Trained(Record):
         self.history.plot(path)
 
 
+@other_keywords("training")
 def train(
     model: Any,
     data: Data,
@@ -124,6 +127,7 @@ def train(
     loss: Loss | str | None = None,
     *,
     epochs: int,
+    size: int | None = None,
     device: Device | str | None = None,
     devices: Mesh | Devices | None = None,
     strategy: str = "auto",
@@ -151,8 +155,10 @@ def train(
     `data` is an iterable of batches `(x, y)`, such as a list or a `DataLoader`, which is iterated
     once per epoch. It can also be a function of the seed and the epoch (1, 2, …) that returns the
     batches of that epoch, always the same for the same arguments; `nn.Batches` is one that shuffles
-    arrays. `loss` is a function of the output and `y`, or its name. `x` and `y` are arrays of any
-    library or lists of numbers; float64 is rounded to float32.
+    arrays, and a tuple of two arrays `(x, y)` stands for one with batches of `size` rows, 32 by
+    default. `loss` is a function of the output and `y`, or its name; "sgd", "adam" and "adamw" name
+    optimizers with our defaults. `x` and `y` are arrays of any library or lists of numbers; float64
+    is rounded to float32.
 
     >>> x = numpy.linspace(-1, 1, 64, dtype=numpy.float32).reshape(64, 1)
     >>> model = nn.build(nn.Dense(1, 16), "tanh", nn.Dense(16, 1), device="cpu")
@@ -210,6 +216,13 @@ def train(
     another training; `TransferError` if that file is damaged, or the file of `save` cannot be
     written.
     """
+    arrays, data, validation = data, batches_of(data, size), batches_of(validation, size, False)
+    if size is not None and data is arrays:
+        text = (
+            f"size={size!r} is for data=(x, y), and this data, a {type(data).__name__}, has its own"
+        )
+        raise ConfigurationError(text, source="size")
+    del arrays, size
     given = dict(locals())
     if isinstance(model, Compiled):
         device = model.device if device is None and devices is None else device

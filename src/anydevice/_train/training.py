@@ -18,6 +18,7 @@ from anydevice._compile.compile import OPTIMIZATIONS
 from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.files import remove_leftovers
+from anydevice._core.names import other_keywords
 from anydevice._core.protocols import Stepper, StepState
 from anydevice._core.record import NOTHING, replace
 from anydevice._core.text import shortened, warn
@@ -117,6 +118,7 @@ class Training:
       random numbers of these libraries, which are seeded only if `seed` is given.
     """
 
+    @other_keywords("training")
     def __init__(
         self,
         model: Any,
@@ -180,7 +182,7 @@ class Training:
             layer = layer_of(model)
             adapter = adapter_of(model)
             self.device = line.device if line else compile_device(adapter, device, compiled=False)
-            loss = None if loss is None else loss_of(loss)
+            loss = None if loss is None else loss_of(loss, of_module=True)
             parameters = layer.parameters
             trained = [not state for state in state_leaves(layer, parameters)]
         _check_library(layer, optimizer)
