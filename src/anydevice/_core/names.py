@@ -18,11 +18,6 @@ SAME: dict[str, Names] = {
         "binary_cross_entropy": "bce bce_loss bce_with_logits bce_with_logits_loss",
         "cross_entropy": "cross_entropy_loss sparse_categorical_crossentropy",
     },
-    "loss of a module": {
-        "mean_squared_error": "mse mse_loss",
-        "binary_cross_entropy": "bce_with_logits bce_with_logits_loss",
-        "cross_entropy": "cross_entropy_loss",
-    },
     "metric": {
         "accuracy": "acc binary_accuracy sparse_categorical_accuracy",
         "auc": "roc_auc",
@@ -80,8 +75,7 @@ INSTEAD: dict[str, Names] = {
         "'cross_entropy', which takes logits": "nll_loss",
     },
     "loss of a module": {
-        f"'cross_entropy', {_CLASS_IDS}": "categorical_crossentropy",
-        "'cross_entropy', which takes logits": "nll_loss sparse_categorical_crossentropy",
+        "'cross_entropy', which takes logits": "sparse_categorical_crossentropy",
         "'binary_cross_entropy', which takes logits": "bce bce_loss binary_crossentropy",
     },
     "metric": {f"'accuracy', {_CLASS_IDS}": "categorical_accuracy"},
@@ -115,15 +109,6 @@ INSTEAD: dict[str, Names] = {
         ),
     },
     "field": {"beta1= and beta2=": "betas"},
-    "method of a model": {
-        "nn.train(model, (x, y), 'adam', loss, epochs=10)": "fit compile",
-        "nn.predict(model, x)": "predict",
-        "nn.evaluate(model, (x, y), loss)": "evaluate",
-        "nn.save(model, path)": "save",
-        "device(model)": "to cuda",
-        "model(x)": "forward",
-        "model.parameters": "state_dict get_weights",
-    },
 }
 """Advice on names that mean something else, or several things."""
 
@@ -139,10 +124,9 @@ def find_name(kind: str, given: object, ours: Iterable[str]) -> tuple[str | None
     names = {_normal(name): name for name in ours}
     if isinstance(given, str) and given in names.values():
         return given, ""
-    advice = advice_on(kind, given)
-    if advice is not None:
-        return None, f" (did you mean {advice}?)"
     key = _normal(given)
+    if advice := _row_of(INSTEAD, kind, key):
+        return None, f" (did you mean {advice}?)"
     meant = names.get(key) or _row_of(SAME, kind, key)
     if meant in names.values():
         return meant, ""
@@ -152,13 +136,9 @@ def find_name(kind: str, given: object, ours: Iterable[str]) -> tuple[str | None
     return None, f" (did you mean {names[near[0]]!r}?)" if near else ""
 
 
-def advice_on(kind: str, given: object) -> str | None:
-    """Return what to give instead of a name, if it is known and means something else here."""
-    return _row_of(INSTEAD, kind, _normal(given))
-
-
 def _row_of(table: Mapping[str, Names], kind: str, key: str) -> str | None:
-    rows = table.get(kind, {}).items()
+    kinds = dict.fromkeys((kind, kind.removesuffix(" of a module")))
+    rows = [row for name in kinds for row in table.get(name, {}).items()]
     return next((row for row, others in rows if key in map(_normal, others.split())), None)
 
 
@@ -178,9 +158,6 @@ def other_keywords(kind: str) -> Callable[[F], F]:
     ...     return max_tokens
     >>> generate("a", max_new_tokens=3)
     3
-    >>> generate("a", do_sample=True)
-    Traceback (most recent call last):
-    anydevice._core.names.KeywordError: generate has no do_sample= (did you mean temperature=: …
     """
 
     def decorate(function: F) -> F:

@@ -54,6 +54,7 @@ class Record:
     _defaults: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()  # of a generic record
         own = vars(cls).get("__annotations__", ())
         cls._fields = (*cls._fields, *(name for name in own if name not in cls._fields))
         cls._defaults = {**cls._defaults, **{n: vars(cls)[n] for n in own if n in vars(cls)}}

@@ -217,11 +217,7 @@ _OPTIMIZERS = (
 
 
 def optimizer_of(given: Any) -> Optimizer | None:
-    """Return the optimizer of a step; `None` for PyTorch's, which updates weights itself.
-
-    >>> optimizer_of("adam").rate
-    0.001
-    """
+    """Return the optimizer of a step; `None` for PyTorch's, which updates weights itself."""
     if isinstance(given, Optimizer):
         return given
     name, hint = find_name("optimizer", given, OPTIMIZERS) if isinstance(given, str) else (None, "")

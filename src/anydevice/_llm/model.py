@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypedDict, Unpack, overload
 
 from anydevice._core import checks
 from anydevice._core.device import Device
@@ -111,6 +111,20 @@ class Score(Record):
         """1 for a text that was certain; the size of the vocabulary for a guess."""
         mean = -self.total / len(self.logprobs)
         return math.exp(mean) if mean < 700 else math.inf  # exp would overflow
+
+
+class GenerateOptions(TypedDict, total=False):
+    """The keywords of `generate`, for type checkers."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    stop: str | Sequence[str] | None
+    seed: int | None
+    logprobs: bool
+    reuse: bool
 
 
 @other_keywords("loading")
@@ -251,6 +265,14 @@ class LanguageModel:
         """The tree of weights."""
         return self._executor.parameters
 
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prompt: Prompt, max_tokens: int = 200, **options: Unpack[GenerateOptions]
+    ) -> Reply: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[Prompt], max_tokens: int = 200, **options: Unpack[GenerateOptions]
+    ) -> list[Reply]: ...
     @other_keywords("generation")
     def generate(
         self,

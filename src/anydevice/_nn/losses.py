@@ -115,9 +115,6 @@ def loss_of(spec: Loss | str, *, of_module: bool = False) -> Loss:
 
     A name that takes probabilities elsewhere is refused for a module of another library, whose last
     activation cannot be left out.
-
-    >>> loss_of("mse") is mean_squared_error
-    True
     """
     if isinstance(spec, type):
         raise ConfigurationError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from anydevice._core import hooks
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.engine import Engine
-from anydevice._core.names import advice_on
 from anydevice._core.table import Table
 from anydevice._core.text import format_size
 from anydevice._core.trees import difference, first_leaf, leaf_names, leaves, matches, unmatched
@@ -206,13 +205,6 @@ class Model:
     def summary(self) -> None:
         """Print the table of layers, output shapes and parameters, as `print(model)` does."""
         print(self)
-
-    if not TYPE_CHECKING:  # a type checker names missing attributes by itself
-
-        def __getattr__(self, name: str) -> NoReturn:
-            instead = advice_on("method of a model", name)
-            hint = "" if instead is None else f"; did you mean {instead}?"
-            raise AttributeError(f"a Model has no {name!r}{hint}", name=name, obj=self)
 
     def __str__(self) -> str:
         return hooks.render(self._table(), "text")

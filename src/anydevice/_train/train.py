@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, cast, overload
 
 from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.memory.stats import PeakMeter, memory_stats
@@ -56,10 +56,11 @@ from anydevice._train.metrics import Metric, Specs, metrics_of
 from anydevice._train.pipeline import pipeline_reason
 from anydevice._train.processes import train_in_processes
 from anydevice._train.step_config import copied, default_optimize
-from anydevice._train.training import PathLike, Training
+from anydevice._train.training import ModelT, PathLike, Training
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 _VALIDATION = "validation"
+P = ParamSpec("P")
 
 
 class TrainingReport(Record):
@@ -93,10 +94,10 @@ class TrainingReport(Record):
         ]
 
 
-class Trained(Record):
+class Trained(Record, Generic[ModelT]):
     """The result of `nn.train`; `stopped` is the reason for an early stop, `report` how it ran."""
 
-    model: Any
+    model: ModelT
     history: History
     stopped: str | None = None
     report: TrainingReport | None = None
@@ -119,6 +120,22 @@ class Trained(Record):
         self.history.plot(path)
 
 
+class _Train(Protocol[P]):
+    """The type of `nn.train`: a layer becomes a model, and other models keep their type."""
+
+    @overload
+    def __call__(self, model: Layer, /, *args: P.args, **kwargs: P.kwargs) -> Trained[Model]: ...
+    @overload
+    def __call__(self, model: Compiled, /, *args: P.args, **kwargs: P.kwargs) -> Trained[Any]: ...
+    @overload
+    def __call__(self, model: ModelT, /, *args: P.args, **kwargs: P.kwargs) -> Trained[ModelT]: ...
+
+
+def _keeping_type(function: Callable[Concatenate[Any, P], Any]) -> _Train[P]:
+    return cast("_Train[P]", function)
+
+
+@_keeping_type
 @other_keywords("training")
 def train(
     model: Any,
@@ -147,7 +164,7 @@ def train(
     save_every: int | None = None,
     resume: PathLike | bool | None = None,
     progress: bool | None = None,
-) -> Trained:
+) -> Trained[Any]:
     """Train a model on all batches of `data` in each epoch, and return the result.
 
     `model` is a `nn.Model`, a layer (its input size is then taken from the first batch), or a
@@ -406,7 +423,7 @@ class TrainLoop:
     def __init__(
         self,
         options: TrainOptions,
-        training: Training,
+        training: Training[Any],
         state: LoopState,
         best: Tree,
         progress: TrainingProgress,
@@ -607,7 +624,7 @@ class TrainLoop:
 class Validation:
     """The loss and metrics of a training's parameters on held-out data."""
 
-    def __init__(self, data: Any, training: Training, metrics: Sequence[Metric] = ()) -> None:
+    def __init__(self, data: Any, training: Training[Any], metrics: Sequence[Metric] = ()) -> None:
         self._data = data
         self._metrics = metrics
         self._training = training

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
 from weakref import WeakValueDictionary, finalize
 
 from anydevice._arrays.memory.allocator import return_freed_memory
@@ -16,6 +16,7 @@ from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import to_numpy
 from anydevice._compile.compile import OPTIMIZATIONS
 from anydevice._core import checks
+from anydevice._core.array import Number
 from anydevice._core.device import Device
 from anydevice._core.files import remove_leftovers
 from anydevice._core.names import other_keywords
@@ -60,6 +61,7 @@ from anydevice._train.stepper import stepper_for
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 
 PathLike = str | os.PathLike[str]
+ModelT = TypeVar("ModelT")
 
 _READ_EVERY = 0.5
 """Seconds between two readings of the losses."""
@@ -82,7 +84,7 @@ _locks: WeakValueDictionary[Path, ExitStack] = WeakValueDictionary()
 """The locks of the files that trainings of this process save to."""
 
 
-class Training:
+class Training(Generic[ModelT]):
     """Training in your own loop: it moves batches, computes gradients, clips, steps and saves.
 
     `model` is a `nn.Model`, or a module of PyTorch, Flax NNX, Equinox or MLX. `optimizer` is one of
@@ -121,7 +123,7 @@ class Training:
     @other_keywords("training")
     def __init__(
         self,
-        model: Any,
+        model: ModelT,
         optimizer: Any,
         loader: Any = None,
         loss: Any = None,
@@ -150,7 +152,8 @@ class Training:
         if why is not None:
             device, devices, strategy = None, None, "auto"
         line = None if why is None else PipelineStrategy(model, why)
-        self._given, self._data, self._optimizer = model, loader, optimizer
+        self._given: Any = model
+        self._data, self._optimizer = loader, optimizer
         device, mesh = mesh_of(model, device, devices, strategy)
         if isinstance(device, tuple):
             raise one_a_process(len(device), "torch")
@@ -233,8 +236,8 @@ class Training:
         """The batches since the last reading, with their losses on the device."""
         self._kept_bytes = 0
         self._last_reading = time.monotonic()
-        self._scopes: dict[Any, Callable[[], AbstractContextManager[Any]]] = {}
-        """The context in which a step runs, by the shapes of its batch."""
+        self._scopes: dict[Any, tuple[Callable[[], AbstractContextManager[Any]], int]] = {}
+        """The context in which a step runs, and the bytes of its batch, by the batch's shapes."""
         self._random: Mapping[str, Any] = NOTHING
         """Random states at the start of the epoch, and to continue with."""
         self.on_compile: Callable[[bool], None] | None = None
@@ -273,7 +276,7 @@ class Training:
             )
         self.end_epoch()
 
-    def step(self, batch: Any) -> Any:
+    def step(self, batch: Any) -> Number:
         """Train on a batch, and return its loss as an array on the device.
 
         Every `accumulate` batches, the parameters change. Raises `VerificationError`, with the step
@@ -294,7 +297,7 @@ class Training:
         return value
 
     @property
-    def model(self) -> Any:
+    def model(self) -> ModelT:
         """The model with the present parameters; a module of PyTorch, NNX or MLX is the original.
 
         An `nn.Model` is a copy, which later steps do not change.
@@ -406,11 +409,13 @@ class Training:
             )
             if stepper.compiler.compiles and self.on_compile is not None:
                 self.on_compile(True)
-            self._scopes[shape] = stepper.scope_of(batch)
+            size = sum([getattr(x, "nbytes", 0) for x in leaves(batch)])
+            self._scopes[shape] = stepper.scope_of(batch), size
+        scope, size = self._scopes[shape]
         if not self.waiting:
             rates = self._rate_at
             self.rate = stepper.rate if rates is None else rate_of(rates, stepper.started + 1)
-        with self._scopes[shape]():
+        with scope():
             if accumulate == 1:
                 value = stepper.step(batch, self.rate)
             else:
@@ -425,7 +430,7 @@ class Training:
         self.waiting = (self.waiting + 1) % accumulate
         step = stepper.started + (accumulate > 1)  # with accumulation, the step is yet to come
         self._unread.append((failures.TrainedBatch(batch, stepper.batches, step), value))
-        self._kept_bytes += sum([getattr(x, "nbytes", 0) for x in leaves(batch)])
+        self._kept_bytes += size
         if accumulate > 1 and not self.waiting:
             stepper.move(self.rate)
         return value
@@ -472,10 +477,9 @@ class Training:
         if not unread:
             return []
         batches, values = zip(*unread, strict=True)
-        if self.device.kind == "cpu":  # reading one by one is faster there
-            losses = map(self.stepper.engine.to_host, values)
-        else:
-            losses = to_numpy(list(values))
+        # One by one is faster on a CPU.
+        on_cpu = self.device.kind == "cpu"
+        losses = [x.item() for x in values] if on_cpu else to_numpy(list(values))
         results = [(float(x), rows_of(b.batch)) for x, b in zip(losses, batches, strict=True)]
         if self.stepper.failed:
             raise self._failure(list(batches))

@@ -234,7 +234,8 @@ class TorchStepper(Stepper):
         if self._schedule is not None and not skipped:
             self._schedule.step()
         self.drop()
-        self._since = self._since + self._failed
+        if skipped or not self._finite:
+            self._since = self._since + self._failed
 
     def drop(self) -> None:
         self._added = 0.0
