@@ -109,8 +109,7 @@ def loss_and_output(
 
 def loss_of_output(loss: Loss, output: Any, target: Any) -> Array:
     """Return the loss of an output, or of its logits, given a target or the labels of a dict."""
-    # By identity: a loss may define its own equality.
-    if not any(loss is own for own in LOSSES.values()):
+    if not is_named(loss):
         return loss(output, target)
     output = logits_of(output)
     target = target_of(target) if isinstance(target, Mapping) else target
@@ -126,6 +125,11 @@ def loss_of_output(loss: Loss, output: Any, target: Any) -> Array:
             source="data",
         )
     return loss(output, target)
+
+
+def is_named(loss: Loss) -> bool:
+    """Whether a loss is one of ours, by identity: a loss may define its own equality."""
+    return any(loss is own for own in LOSSES.values())
 
 
 def logits_of(output: Any) -> Any:
