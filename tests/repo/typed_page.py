@@ -22,7 +22,6 @@ def arrays(x: Numbers, batch: dict[str, Numbers]) -> None:
     assert_type(ops.softmax(x), Numbers)
     assert_type(ops.concat([x, x]), Numbers)
     assert_type(to_numpy(x), np.ndarray[Any, Any])
-    assert_type(to_numpy(batch), Any)
 
 
 def trainings(data: nn.Batches, layer: nn.Dense, model: nn.Model) -> None:
