@@ -21,7 +21,7 @@ BUDGETS = {
     "_core": 5_885,  # Intel GPUs; quantized weights; a table of the names of other libraries
     "_engines": 11_840,  # quantized products; torch.xpu beside torch.cuda; recomputation
     "_formats": 3_630,  # GGUF files are written; quantized folders; quantizers
-    "_libraries": 5_930,  # the proof and the watch of processes, group.py; graphs of ONNX Runtime
+    "_libraries": 5_940,  # the proof and the watch of processes, group.py; graphs of ONNX Runtime
     "_llm": 5_635,  # types of replies; quantized weights; decoders as graphs of ONNX Runtime
     "_machine": 8_770,  # requirements with their sources; the reader of Intel GPUs; virtual CPUs
     "_nn": 3_612,  # other names of losses, optimizers; claims without a certificate
