@@ -1,9 +1,10 @@
 """How long training users' own modules takes, against the same loop by hand.
 
-    PYTHONPATH=src python bench/own_modules.py [--only step torch nnx equinox mlx] [--epochs 20]
+    PYTHONPATH=src python bench/own_modules.py [--only step tiny torch nnx equinox mlx]
 
 The first row is `nn.Training.step` on a module of PyTorch with steps of about 5 ms: steps of ours
-and by hand take turns, on one thread, and the figure is the ratio of their medians. The others are
+and by hand take turns, on one thread, and the figure is the ratio of their medians. The second is
+the loop `for batch in training` over a tiny MLP, in processor time. The others are
 epochs of `nn.train`, which take turns with epochs by hand, in processor time, each with the
 optimizer of the library; first epochs, which compile, are left out. JAX compiles on both sides,
 PyTorch and MLX on neither. Curves are compared epoch by epoch.
@@ -171,6 +172,44 @@ def one_step(turns: int = 300) -> Row:
     return "a step of nn.Training on torch", text, ratio <= 1.03
 
 
+def tiny_loop(turns: int = 200, batches_each: int = 20) -> Row:
+    """A loop over a tiny MLP, in turn with the same by hand, in processor time."""
+    import torch
+
+    from anydevice import nn
+
+    torch.set_num_threads(1)
+    data = as_tensors(batches(batches_each, 64, 64))
+
+    def parts() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(),
+            torch.nn.Linear(128, CLASSES),
+        )  # fmt: skip
+        return model, torch.optim.AdamW(model.parameters(), lr=RATE)
+
+    loss = torch.nn.functional.cross_entropy
+    training = nn.Training(*parts(), data, loss, device="cpu")
+    model, optimizer = parts()
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in range(turns + 5):
+        began = time.process_time()
+        for batch in training:
+            training.step(batch)
+        middle = time.process_time()
+        for x, y in data:
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
+        ours.append(middle - began)
+        theirs.append(time.process_time() - middle)
+    ratio = statistics.median(ours[5:]) / statistics.median(theirs[5:])
+    each = statistics.median(theirs[5:]) / batches_each * 1e6
+    return "a loop over a tiny MLP", f"{ratio:.3f} x by hand ({each:.0f} us)", ratio <= 1.05
+
+
 def epochs(name: str, count: int) -> list[Row]:
     """Epochs of `nn.train`, in turn with epochs by hand."""
     from anydevice import nn
@@ -211,11 +250,13 @@ def epochs(name: str, count: int) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="*", default=["step", *PARTS])
+    parser.add_argument("--only", nargs="*", default=["step", "tiny", *PARTS])
     parser.add_argument("--epochs", type=int, default=20)
     given = parser.parse_args()
     for name in given.only:
-        for what, text, holds in [one_step()] if name == "step" else epochs(name, given.epochs):
+        loops = {"step": one_step, "tiny": tiny_loop}
+        rows = [loops[name]()] if name in loops else epochs(name, given.epochs)
+        for what, text, holds in rows:
             print(f"{what:<34} {text:<30} {'ok' if holds else 'MISSED'}", flush=True)
 
 

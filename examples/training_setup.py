@@ -76,7 +76,7 @@ def data(batch: int) -> nn.Batches:
     return nn.Batches(rows, numpy.tanh(rows[:, :1] + rows[:, 1:2]), batch)
 
 
-def trained(model: nn.Model, where: Any, batch: int, **options: Any) -> nn.Trained:
+def trained(model: nn.Model, where: Any, batch: int, **options: Any) -> nn.Trained[nn.Model]:
     """Train the model, always in the same way."""
     done = nn.train(
         model,

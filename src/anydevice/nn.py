@@ -140,13 +140,8 @@ _ELSEWHERE = {
     "batchnorm1d": "nn.BatchNorm",
     "batchnorm2d": "nn.BatchNorm",
     "batchnormalization": "nn.BatchNorm",
-    "bce": "nn.binary_cross_entropy",
-    "bceloss": "nn.binary_cross_entropy",
-    "bcewithlogitsloss": "nn.binary_cross_entropy",
     "compile": "anydevice.compile",
     "conv2dtranspose": "nn.ConvTranspose2d",
-    "crossentropy": "nn.cross_entropy",
-    "crossentropyloss": "nn.cross_entropy",
     "dataloader": "nn.Batches",
     "fit": "nn.train",
     "globalaveragepooling1d": "nn.GlobalAvgPool",
@@ -156,14 +151,12 @@ _ELSEWHERE = {
     "linear": "nn.Dense",
     "mlp": "nn.GatedMLP",
     "mae": "nn.mean_absolute_error",
-    "mse": "nn.mean_squared_error",
-    "mseloss": "nn.mean_squared_error",
     "multiheadattention": "nn.Attention",
     "sequential": "nn.build or nn.Chain",
     "transformer": "nn.TransformerBlock",
     "transformerencoderlayer": "nn.TransformerBlock",
 }
-"""Names of other libraries, in lower case without underscores, and ours for them."""
+"""Names of other libraries in lower case without underscores, and ours; losses: `_core/names`."""
 
 
 def _hint(name: str) -> str:
@@ -177,7 +170,11 @@ def _hint(name: str) -> str:
     small = name.lower()
     if small in _ACTIVATIONS:
         return f'; activations are named, as in nn.build(nn.Dense(4, 2), "{small}")'
-    meant = _ELSEWHERE.get(small.replace("_", ""))
+    from anydevice._core.names import find_name  # only needed for an error
+
+    loss, _ = find_name("loss", name, _MODULES["_nn.losses"].split())
+    key = small.replace("_", "")
+    meant = _ELSEWHERE.get(key) if loss is None else f"nn.{loss}"
     return "" if meant is None else f"; did you mean {meant}?"
 
 

@@ -107,7 +107,10 @@ def test_a_name_that_nobody_reads_about_costs_nothing() -> None:
 def test_arguments_can_be_found_and_are_named_when_they_are_wrong() -> None:
     assert list(inspect.signature(nn.Dense).parameters)[:3] == ["inputs", "outputs", "bias"]
     assert inspect.signature(nn.AdamW).parameters["decay"].default == nn.AdamW().decay
-    with pytest.raises(TypeError, match="Adam has no lr; it takes rate, beta1, beta2, eps, decay"):
+    with pytest.raises(
+        TypeError,
+        match=r"Adam has no lr \(did you mean rate\?\); it takes rate, beta1, beta2, eps, decay",
+    ):
         nn.Adam(lr=0.1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="Dense needs outputs; it takes inputs, outputs, "):
         nn.Dense(2)  # type: ignore[call-arg]

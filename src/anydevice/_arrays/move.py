@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NoReturn, TypeGuard, overload
 
 import numpy as np
 
@@ -117,6 +117,10 @@ def _floating(dtype: object) -> DType:
     return row
 
 
+@overload
+def to_numpy(tree: Array) -> HostArray: ...
+@overload
+def to_numpy(tree: Any) -> Any: ...
 def to_numpy(tree: Any) -> Any:
     """Return the same tree with every array as a NumPy array.
 

@@ -33,5 +33,14 @@ class Array(Protocol):
         """The number of axes."""
 
 
+class Number(Array, Protocol):
+    """An array of one number, such as a loss; `float(loss)` waits for it."""
+
+    def __float__(self) -> float: ...
+
+    def item(self) -> Any:
+        """Return the number as Python's own."""
+
+
 ArrayT = TypeVar("ArrayT", bound=Array)
 """The array type of a caller: a function that takes and returns it keeps the library."""

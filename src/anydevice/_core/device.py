@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from anydevice._core import hooks
 from anydevice._core.backends import BACKENDS, KINDS, NOT_YET, SAID_ELSEWHERE
 from anydevice._core.finding import DeviceStatus, Facts, Kind, Verdict, same_card
 from anydevice._core.text import warn
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
+
+if TYPE_CHECKING:
+    from anydevice._core.trees import TreeT
 
 _PLACE = re.compile(r"([a-z][a-z0-9_]*)(?::(\d{1,9}))?")
 
@@ -189,7 +192,7 @@ class Device:
             "facts": status.facts.to_dict() if status else None,
         }
 
-    def __call__(self, tree: Any, location: str | None = None, /, **options: Any) -> Any:
+    def __call__(self, tree: TreeT, location: str | None = None, /, **options: Any) -> TreeT:
         """Move every array of `tree` to this device; short for `to_device(tree, self, **options)`.
 
         >>> Device("cpu", engine="numpy")(numpy.ones(2), dtype="float16")
@@ -199,7 +202,16 @@ class Device:
         """
         if location is not None and not isinstance(location, str):
             raise ConfigurationError("a device moves one tree; write device((x, y)) for several")
-        return hooks.to_device(tree, self, **options)
+        moved: TreeT = hooks.to_device(tree, self, **options)
+        return moved
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, values: Any = (), named: Any = None
+    ) -> Any:
+        """Call a function of PyTorch, as in `torch.zeros(3, device=here)`, with its own device."""
+        options = {name: _for_torch(value) for name, value in (named or {}).items()}
+        return function(*map(_for_torch, values), **options)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Device):
@@ -239,6 +251,10 @@ def _rebuild(
 ) -> Device:
     # Not by name: a backend that a probe added may be unknown in the process that unpickles.
     return Device.__new__(Device)._set(backend, index, engine, chosen_by, None, picked)
+
+
+def _for_torch(value: Any) -> Any:
+    return hooks.native(value, "torch") if isinstance(value, Device) else value
 
 
 def not_driven(device: Device) -> DeviceNotFoundError:

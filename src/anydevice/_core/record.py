@@ -54,6 +54,7 @@ class Record:
     _defaults: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()  # of a generic record
         own = vars(cls).get("__annotations__", ())
         cls._fields = (*cls._fields, *(name for name in own if name not in cls._fields))
         cls._defaults = {**cls._defaults, **{n: vars(cls)[n] for n in own if n in vars(cls)}}
@@ -72,7 +73,7 @@ class Record:
         fields = self._fields
         first = fields[:by_place]
         missing = [n for n in fields if n not in (*first, *named, *self._defaults)]
-        unknown = [name for name in named if name not in fields]
+        unknown = [f"{name}{self._hint(name)}" for name in named if name not in fields]
         twice = [name for name in named if name in first]
         wrong = [
             f"{verb} {' and '.join(names)}{end}"
@@ -87,6 +88,12 @@ class Record:
             wrong.append(f"got {by_place} values")
         takes = ", ".join(fields) or "nothing"
         return f"{type(self).__name__} {', '.join(wrong)}; it takes {takes}"
+
+    def _hint(self, name: str) -> str:
+        from anydevice._core.names import find_name  # only needed for an error
+
+        ours, hint = find_name("field", name, self._fields)
+        return f" (did you mean {ours}?)" if ours else hint
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a {type(self).__name__} does not change: {name} cannot be set")

@@ -17,11 +17,12 @@ from weakref import WeakKeyDictionary
 
 from anydevice._core.array import Array
 from anydevice._core.hooks import is_of
+from anydevice._core.names import find_name
 from anydevice._core.text import shortened, type_text
 from anydevice._libraries.registry import part, row_of
 from anydevice._nn.layer import Layer, Run
 from anydevice._nn.losses import LOSSES
-from anydevice._nn.optimizers import Optimizer
+from anydevice._nn.optimizers import OPTIMIZERS, Optimizer
 from anydevice.errors import ConfigurationError
 
 TARGETS = ("labels", "label", "label_ids", "targets", "target", "y")
@@ -108,8 +109,7 @@ def loss_and_output(
 
 def loss_of_output(loss: Loss, output: Any, target: Any) -> Array:
     """Return the loss of an output, or of its logits, given a target or the labels of a dict."""
-    # By identity: a loss may define its own equality.
-    if not any(loss is own for own in LOSSES.values()):
+    if not is_named(loss):
         return loss(output, target)
     output = logits_of(output)
     target = target_of(target) if isinstance(target, Mapping) else target
@@ -125,6 +125,11 @@ def loss_of_output(loss: Loss, output: Any, target: Any) -> Array:
             source="data",
         )
     return loss(output, target)
+
+
+def is_named(loss: Loss) -> bool:
+    """Whether a loss is one of ours, by identity: a loss may define its own equality."""
+    return any(loss is own for own in LOSSES.values())
 
 
 def logits_of(output: Any) -> Any:
@@ -219,6 +224,9 @@ def optimizer_of(given: Any) -> Optimizer | None:
     """Return the optimizer of a step; `None` for PyTorch's, which updates weights itself."""
     if isinstance(given, Optimizer):
         return given
+    name, hint = find_name("optimizer", given, OPTIMIZERS) if isinstance(given, str) else (None, "")
+    if name is not None:
+        return OPTIMIZERS[name]()
     if is_of(given, "torch.optim", "Optimizer"):
         return None
     for module, name, library, own in _OPTIMIZERS:
@@ -227,9 +235,11 @@ def optimizer_of(given: Any) -> Optimizer | None:
             return optimizer
     is_nnx = is_of(given, "flax.nnx", "Optimizer")
     shown = "nnx.Optimizer; give what it holds, its tx" if is_nnx else shortened(repr(given))
+    if hasattr(given, "shape"):
+        hint = "; data is a pair: give (x, y) as one argument"
     raise ConfigurationError(
         f"optimizer must be one such as nn.AdamW(1e-3), or one of torch.optim, optax or "
-        f"mlx.optimizers, not {shown}",
+        f"mlx.optimizers, not {shown}{hint}",
         source="optimizer",
     )
 

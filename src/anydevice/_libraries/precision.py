@@ -8,6 +8,7 @@ from anydevice import _ops as ops
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES, as_dtype
+from anydevice._core.names import find_name
 from anydevice._core.record import Record
 from anydevice._core.trees import Tree, TreeT, leaves, mapped
 from anydevice._libraries.registry import part
@@ -78,18 +79,22 @@ def policy_of(precision: str | None, device: Device) -> Policy:
     """Return the policy with this name on a device; by default, `default_precision()`.
 
     "mixed" computes in bfloat16 if the device supports it, else in float16; "mixed_float16" always
-    in float16. Raises `ConfigurationError` for a name that is not in `PRECISIONS`.
+    in float16. Names of other libraries, such as "16-mixed", count if they mean one of these.
+    Raises `ConfigurationError` for others, and for mixed bfloat16 on a device without bfloat16.
     """
-    if precision is None:
-        precision = default_precision()
-    if precision not in PRECISIONS:
-        raise ConfigurationError(
-            f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}", source="precision="
-        )
-    if not precision.startswith("mixed"):
-        return Policy(precision, precision, precision, precision)
-    compute = "bfloat16" if precision == "mixed" and has_bfloat16(device) else "float16"
-    return Policy(precision, "float32", compute, "float32")
+    name, hint = default_precision(), ""
+    if precision is not None and precision != name:
+        ours, hint = find_name("precision", precision, PRECISIONS)
+        is_narrow = ours == "mixed" and "bf" in str(precision) and not has_bfloat16(device)
+        if ours is None or is_narrow:
+            hint = f" (did you mean 'mixed'? {device} has no bfloat16)" if is_narrow else hint
+            text = f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}{hint}"
+            raise ConfigurationError(text, source="precision=")
+        name = ours
+    if not name.startswith("mixed"):
+        return Policy(name, name, name, name)
+    compute = "bfloat16" if name == "mixed" and has_bfloat16(device) else "float16"
+    return Policy(name, "float32", compute, "float32")
 
 
 def has_bfloat16(device: Device) -> bool:

@@ -9,11 +9,12 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypedDict, Unpack, overload
 
 from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.locks import ExitLock
+from anydevice._core.names import other_keywords
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.text import format_count, format_size, warn
 from anydevice._formats.gguf import read_gguf, sampling_values
@@ -113,12 +114,28 @@ class Score(Record):
         return math.exp(mean) if mean < 700 else math.inf  # exp would overflow
 
 
+class GenerateOptions(TypedDict, total=False):
+    """The keywords of `generate`, for type checkers."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    stop: str | Sequence[str] | None
+    seed: int | None
+    logprobs: bool
+    reuse: bool
+
+
+@other_keywords("loading")
 def load(
     folder: str | os.PathLike[str],
     device: Device | str | None = None,
     dtype: object = None,
     context: int | None = None,
     *,
+    engine: str | None = None,
     weights: str = "stored",
     activations: str | None = None,
     progress: bool | None = None,
@@ -129,11 +146,11 @@ def load(
     the name of a model in the local Hugging Face cache; a GGUF file; or a folder with one. Nothing
     in it is executed.
 
-    `anydevice.device(device)` chooses the device. Unless you name an engine, NumPy runs a CPU only
-    if the model is small or no other engine is installed. The weights are in `dtype`; the default
-    is the dtype of the files, but float32 on the CPU. `context` is the most tokens of prompt and
-    reply together; the default is the model's longest context, up to 8192, or a shorter one that
-    fits. Memory is planned before anything is loaded.
+    `anydevice.device(device, engine=engine)` chooses the device. Without an engine, NumPy runs a
+    CPU only if the model is small or no other engine is installed. The weights are in `dtype`; the
+    default is the dtype of the files, but float32 on the CPU. `context` is the most tokens of
+    prompt and reply together; the default is the model's longest context, up to 8192, or a shorter
+    one that fits. Memory is planned before anything is loaded.
 
     With `weights="stored"`, quantized weights stay as the files have them, and `dtype` is that of
     everything else; `"float"` unpacks them into `dtype`. A scheme, such as "q8_0", "q4_k" or "fp8",
@@ -157,7 +174,7 @@ def load(
         )
     if activations is not None:
         checks.one_of("activations", activations, ("exact",))
-    target = one_device(device)
+    target = one_device(device, engine=engine)
     file = read_gguf(path) if is_gguf_path(path) else None
     config = read_config(path) if file is None else gguf_config(file)
     description = describe(config)  # a model that cannot be run needs no plan
@@ -253,6 +270,15 @@ class LanguageModel:
         """The tree of weights."""
         return self._executor.parameters
 
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prompt: Prompt, max_tokens: int = 200, **options: Unpack[GenerateOptions]
+    ) -> Reply: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[Prompt], max_tokens: int = 200, **options: Unpack[GenerateOptions]
+    ) -> list[Reply]: ...
+    @other_keywords("generation")
     def generate(
         self,
         prompt: Prompt | Sequence[Prompt],
@@ -297,6 +323,7 @@ class LanguageModel:
         results = [row.reply(batch.clock) for row in batch.rows]
         return results if several else results[0]
 
+    @other_keywords("generation")
     def stream(
         self,
         prompt: Prompt,

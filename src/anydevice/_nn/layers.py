@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from anydevice import _ops as ops
 from anydevice._core.array import Array
 from anydevice._core.checks import is_integer, is_number
+from anydevice._core.names import find_name
 from anydevice._core.record import replace
 from anydevice._nn.initializers import FIRST, ZEROS, Initial, Initializer, Normal, draw_weight
 from anydevice._nn.layer import (
@@ -61,8 +62,11 @@ def _expm1(x: Array) -> Array:
 def _is_activation(name: object) -> bool:
     if isinstance(name, str) and name in ACTIVATIONS:
         return True
+    ours, hint = find_name("activation", name, ACTIVATIONS)
+    hint = f" (did you mean {ours!r}?)" if ours else hint
     raise ConfigurationError(
-        f"unknown activation {name!r}; use one of {', '.join(ACTIVATIONS)}", source="activation"
+        f"unknown activation {name!r}{hint}; use one of {', '.join(ACTIVATIONS)}",
+        source="activation",
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from anydevice import _ops as ops
 from anydevice._core.array import Array
+from anydevice._core.names import find_name
 from anydevice._core.record import Record, replace
 from anydevice._nn.convolution import Conv1d, Conv2d, ConvTranspose2d
 from anydevice._nn.layer import Layer, Parameters, Run
@@ -200,21 +201,26 @@ def computes_in_float32(loss: Loss) -> bool:
     return any(plain is own for own in _IN_FLOAT32)
 
 
-def loss_of(spec: Loss | str) -> Loss:
-    """Return the loss function, by name or as it is."""
+def loss_of(spec: Loss | str, *, of_module: bool = False) -> Loss:
+    """Return the loss function, by its name here or in other libraries, or as it is.
+
+    A name that takes probabilities elsewhere is refused for a module of another library, whose last
+    activation cannot be left out.
+    """
     if isinstance(spec, type):
         raise ConfigurationError(
             f"loss is the class {spec.__name__}; give an instance, {spec.__name__}()", source="loss"
         )
     if callable(spec):
         return spec
-    if not isinstance(spec, str) or spec not in LOSSES:
+    name, hint = find_name("loss of a module" if of_module else "loss", spec, LOSSES)
+    if name is None:
         raise ConfigurationError(
-            f"unknown loss {spec!r}; use one of {', '.join(LOSSES)}, or a function of "
+            f"unknown loss {spec!r}{hint}; use one of {', '.join(LOSSES)}, or a function of "
             "(output, target) that returns a scalar",
             source="loss",
         )
-    return LOSSES[spec]
+    return LOSSES[name]
 
 
 _IDENTITY = Activation("identity")

@@ -202,6 +202,10 @@ class Model:
         """The number of parameters."""
         return sum(math.prod(leaf.shape) for leaf in leaves(self.parameters))
 
+    def summary(self) -> None:
+        """Print the table of layers, output shapes and parameters, as `print(model)` does."""
+        print(self)
+
     def __str__(self) -> str:
         return hooks.render(self._table(), "text")
 

@@ -397,6 +397,10 @@ AVERAGE = "average"
 """The name of the averaged parameters in the state of an `EMA`."""
 
 
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+"""Optimizers by their name alone, where libraries agree about the rate."""
+
+
 def zeros_like(parameters: Tree) -> Tree:
     """Return a tree of zeros of the same shapes: float64 for float64, else float32."""
 

@@ -16,6 +16,7 @@ from anydevice._arrays.random.generator import rng
 from anydevice._arrays.trees.containers import without_tables
 from anydevice._core.checks import is_integer, is_number
 from anydevice._core.device import Device
+from anydevice._core.names import other_keywords
 from anydevice._core.trees import leaves, mapped
 from anydevice._libraries.layers import TARGETS
 from anydevice._libraries.precision import cast
@@ -34,6 +35,7 @@ Failure = TypeVar("Failure", bound=Exception)
 _NAMES_BATCH = "_names_batch"
 _HOST = Device("cpu", 0, engine="numpy")
 _SHOWN = 6
+_ROWS = 32
 _INPUTS = ("input_ids", "pixel_values", "input_values", "input_features", "inputs", "x", "image")
 _NEITHER = ("attention_mask", "token_type_ids", "position_ids", "special_tokens_mask", "idx")
 """Common keys of dict batches in other libraries."""
@@ -59,6 +61,7 @@ class Batches:
     but numbers.
     """
 
+    @other_keywords("batches")
     def __init__(
         self,
         x: Any,
@@ -146,6 +149,15 @@ class Batches:
             rows = order[at * self.size : (at + 1) * self.size]
             y = self.y[rows]
             yield self.x[rows], y if self.weights is None else (y, self.weights[rows])
+
+
+def batches_of(data: Any, size: int | None, shuffle: bool = True) -> Any:
+    """Return `Batches` of a tuple of two arrays (x, y); other data as it is."""
+    pair = isinstance(data, tuple) and len(data) == 2
+    if not pair or not all(getattr(x, "shape", ()) for x in data):
+        return data
+    x, y = data
+    return Batches(x, y, _ROWS if size is None else size, shuffle=shuffle)
 
 
 def checked_data(data: Any, epochs: int, name: str = "data") -> Any:

@@ -17,6 +17,7 @@ from anydevice._compile.compile import Compiled
 from anydevice._compile.compile import compile as compiled_model
 from anydevice._core import checks, hooks
 from anydevice._core.device import Device
+from anydevice._core.names import other_keywords
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.table import Table
 from anydevice._core.trees import leaves, refilled
@@ -78,6 +79,7 @@ class Evaluation(Record):
         return [*rows, ("examples", f"{self.examples:,}")]
 
 
+@other_keywords("evaluation")
 def predict(
     model: Any,
     data: Any,
@@ -119,6 +121,7 @@ def predict(
     return refilled(like, [np.concatenate(parts) for parts in zip(*outputs, strict=True)])
 
 
+@other_keywords("evaluation")
 def evaluate(
     model: Any,
     data: Any,
@@ -148,10 +151,10 @@ def evaluate(
 
     Raises `ConfigurationError` for an unknown metric or loss, and for data that do not fit.
     """
-    if loss is not None:
-        loss = losses.loss_of(loss)
     # An `nn.Model` that ends with a sigmoid returns probabilities; others are assumed to be logits.
     inner = model.model if isinstance(model, Compiled) else model
+    if loss is not None:
+        loss = losses.loss_of(loss, of_module=not isinstance(inner, Model))
     threshold = losses.threshold_of(inner.layer) if isinstance(inner, Model) else 0.0
     measured = metrics_of(metrics, threshold)
     if loss is None and isinstance(inner, Model) and not measured:

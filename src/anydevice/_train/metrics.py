@@ -15,6 +15,7 @@ from anydevice._arrays.move import to_numpy
 from anydevice._core import checks
 from anydevice._core.array import Array
 from anydevice._core.dtypes import DTYPES
+from anydevice._core.names import find_name
 from anydevice._core.record import Record, replace
 from anydevice._nn.losses import split_weights
 from anydevice._ops.dispatch import primitives
@@ -263,9 +264,10 @@ def metric_of(spec: Any, threshold: float = 0.0) -> Metric:
         return metric
     if not callable(spec):
         names = ", ".join(name for name in METRICS if name != "mae")
+        _, hint = find_name("metric", spec, METRICS)
         raise ConfigurationError(
-            f"unknown metric {spec!r}; use one of {names} (or another number of classes, as in "
-            "top_3), or a function of (output, target) that returns a number",
+            f"unknown metric {spec!r}{hint}; use one of {names} (or another number of classes, as "
+            "in top_3), or a function of (output, target) that returns a number",
             source="metrics",
         )
     inner = spec.func if isinstance(spec, partial) else spec
@@ -294,7 +296,8 @@ def metrics_of(specs: Any, threshold: float = 0.0) -> list[Metric]:
 def _named_metric(spec: Any, threshold: float) -> Metric | None:
     if isinstance(spec, str):
         numbered = re.fullmatch(r"top_([1-9]\d*)", spec)
-        metric = _top(int(numbered[1])) if numbered else METRICS.get(spec)
+        name, _ = find_name("metric", spec, METRICS)
+        metric = _top(int(numbered[1])) if numbered else METRICS[name] if name else None
     else:
         options: dict[str, Any] = {}
         while isinstance(spec, partial) and not spec.args:

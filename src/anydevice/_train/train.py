@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, cast, overload
 
 from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.memory.stats import PeakMeter, memory_stats
@@ -21,6 +21,7 @@ from anydevice._compile.compile import Compiled
 from anydevice._core import checks, hooks
 from anydevice._core.device import Device
 from anydevice._core.files import check_writable, is_there, remove_leftovers
+from anydevice._core.names import other_keywords
 from anydevice._core.record import Record, replace
 from anydevice._core.table import Table
 from anydevice._core.text import format_size, say
@@ -39,6 +40,7 @@ from anydevice._train.batches import (
     Batches,
     Data,
     batch_name,
+    batches_of,
     checked_data,
     first_of,
     length_of,
@@ -54,10 +56,11 @@ from anydevice._train.metrics import Metric, Specs, metrics_of
 from anydevice._train.pipeline import pipeline_reason
 from anydevice._train.processes import train_in_processes
 from anydevice._train.step_config import copied, default_optimize
-from anydevice._train.training import PathLike, Training
+from anydevice._train.training import ModelT, PathLike, Training
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 _VALIDATION = "validation"
+P = ParamSpec("P")
 
 
 class TrainingReport(Record):
@@ -91,13 +94,13 @@ class TrainingReport(Record):
         ]
 
 
-class Trained(Record):
+class Trained(Record, Generic[ModelT]):
     """The result of `nn.train`; `stopped` is the reason for an early stop, `report` how it ran.
 
     `averaged` is the model with the parameters that `nn.EMA` averages; `None` without it.
     """
 
-    model: Any
+    model: ModelT
     history: History
     stopped: str | None = None
     report: TrainingReport | None = None
@@ -121,6 +124,23 @@ class Trained(Record):
         self.history.plot(path)
 
 
+class _Train(Protocol[P]):
+    """The type of `nn.train`: a layer becomes a model, and other models keep their type."""
+
+    @overload
+    def __call__(self, model: Layer, /, *args: P.args, **kwargs: P.kwargs) -> Trained[Model]: ...
+    @overload
+    def __call__(self, model: Compiled, /, *args: P.args, **kwargs: P.kwargs) -> Trained[Any]: ...
+    @overload
+    def __call__(self, model: ModelT, /, *args: P.args, **kwargs: P.kwargs) -> Trained[ModelT]: ...
+
+
+def _keeping_type(function: Callable[Concatenate[Any, P], Any]) -> _Train[P]:
+    return cast("_Train[P]", function)
+
+
+@_keeping_type
+@other_keywords("training")
 def train(
     model: Any,
     data: Data,
@@ -128,6 +148,7 @@ def train(
     loss: Loss | str | None = None,
     *,
     epochs: int,
+    size: int | None = None,
     device: Device | str | None = None,
     devices: Mesh | Devices | None = None,
     strategy: str = "auto",
@@ -147,7 +168,7 @@ def train(
     save_every: int | None = None,
     resume: PathLike | bool | None = None,
     progress: bool | None = None,
-) -> Trained:
+) -> Trained[Any]:
     """Train a model on all batches of `data` in each epoch, and return the result.
 
     `model` is a `nn.Model`, a layer (its input size is then taken from the first batch), or a
@@ -155,8 +176,10 @@ def train(
     `data` is an iterable of batches `(x, y)`, such as a list or a `DataLoader`, which is iterated
     once per epoch. It can also be a function of the seed and the epoch (1, 2, …) that returns the
     batches of that epoch, always the same for the same arguments; `nn.Batches` is one that shuffles
-    arrays. `loss` is a function of the output and `y`, or its name. `x` and `y` are arrays of any
-    library or lists of numbers; float64 is rounded to float32.
+    arrays, and a tuple of two arrays `(x, y)` stands for one with batches of `size` rows, 32 by
+    default. `loss` is a function of the output and `y`, or its name; "sgd", "adam" and "adamw" name
+    optimizers with our defaults. `x` and `y` are arrays of any library or lists of numbers; float64
+    is rounded to float32.
 
     >>> x = numpy.linspace(-1, 1, 64, dtype=numpy.float32).reshape(64, 1)
     >>> model = nn.build(nn.Dense(1, 16), "tanh", nn.Dense(16, 1), device="cpu")
@@ -214,6 +237,13 @@ def train(
     another training; `TransferError` if that file is damaged, or the file of `save` cannot be
     written.
     """
+    arrays, data, validation = data, batches_of(data, size), batches_of(validation, size, False)
+    if size is not None and data is arrays:
+        text = (
+            f"size={size!r} is for data=(x, y), and this data, a {type(data).__name__}, has its own"
+        )
+        raise ConfigurationError(text, source="size")
+    del arrays, size
     given = dict(locals())
     if isinstance(model, Compiled):
         device = model.device if device is None and devices is None else device
@@ -398,7 +428,7 @@ class TrainLoop:
     def __init__(
         self,
         options: TrainOptions,
-        training: Training,
+        training: Training[Any],
         state: LoopState,
         best: Tree,
         progress: TrainingProgress,
@@ -600,7 +630,7 @@ class TrainLoop:
 class Validation:
     """The loss and metrics of a training's parameters on held-out data."""
 
-    def __init__(self, data: Any, training: Training, metrics: Sequence[Metric] = ()) -> None:
+    def __init__(self, data: Any, training: Training[Any], metrics: Sequence[Metric] = ()) -> None:
         self._data = data
         self._metrics = metrics
         self._training = training

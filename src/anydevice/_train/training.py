@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
 from weakref import WeakValueDictionary, finalize
 
 from anydevice._arrays.memory.allocator import return_freed_memory
@@ -18,8 +18,10 @@ from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import to_numpy
 from anydevice._compile.compile import OPTIMIZATIONS
 from anydevice._core import checks
+from anydevice._core.array import Number
 from anydevice._core.device import Device
 from anydevice._core.files import remove_leftovers
+from anydevice._core.names import other_keywords
 from anydevice._core.protocols import Stepper, StepState
 from anydevice._core.record import NOTHING, replace
 from anydevice._core.text import shortened, warn
@@ -62,6 +64,7 @@ from anydevice._train.stepper import stepper_for
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 
 PathLike = str | os.PathLike[str]
+ModelT = TypeVar("ModelT")
 
 _READ_EVERY = 0.5
 """Seconds between two readings of the losses."""
@@ -84,7 +87,7 @@ _locks: WeakValueDictionary[Path, ExitStack] = WeakValueDictionary()
 """The locks of the files that trainings of this process save to."""
 
 
-class Training:
+class Training(Generic[ModelT]):
     """Training in your own loop: it moves batches, computes gradients, clips, steps and saves.
 
     `model` is a `nn.Model`, or a module of PyTorch, Flax NNX, Equinox or MLX. `optimizer` is one of
@@ -120,9 +123,10 @@ class Training:
       random numbers of these libraries, which are seeded only if `seed` is given.
     """
 
+    @other_keywords("training")
     def __init__(
         self,
-        model: Any,
+        model: ModelT,
         optimizer: Any,
         loader: Any = None,
         loss: Any = None,
@@ -151,7 +155,8 @@ class Training:
         if why is not None:
             device, devices, strategy = None, None, "auto"
         line = None if why is None else PipelineStrategy(model, why)
-        self._given, self._data, self._optimizer = model, loader, optimizer
+        self._given: Any = model
+        self._data, self._optimizer = loader, optimizer
         device, mesh = mesh_of(model, device, devices, strategy)
         if isinstance(device, tuple):
             raise one_a_process(len(device), "torch")
@@ -183,7 +188,7 @@ class Training:
             layer = layer_of(model)
             adapter = adapter_of(model)
             self.device = line.device if line else compile_device(adapter, device, compiled=False)
-            loss = None if loss is None else loss_of(loss)
+            loss = None if loss is None else loss_of(loss, of_module=True)
             parameters = layer.parameters
             trained = [not state for state in state_leaves(layer, parameters)]
         _check_library(layer, optimizer)
@@ -236,8 +241,8 @@ class Training:
         """The batches since the last reading, with their losses on the device."""
         self._kept_bytes = 0
         self._last_reading = time.monotonic()
-        self._scopes: dict[Any, Callable[[], AbstractContextManager[Any]]] = {}
-        """The context in which a step runs, by the shapes of its batch."""
+        self._scopes: dict[Any, tuple[Callable[[], AbstractContextManager[Any]], int]] = {}
+        """The context in which a step runs, and the bytes of its batch, by the batch's shapes."""
         self._random: Mapping[str, Any] = NOTHING
         """Random states at the start of the epoch, and to continue with."""
         self.on_compile: Callable[[bool], None] | None = None
@@ -276,7 +281,7 @@ class Training:
             )
         self.end_epoch()
 
-    def step(self, batch: Any) -> Any:
+    def step(self, batch: Any) -> Number:
         """Train on a batch, and return its loss as an array on the device.
 
         Every `accumulate` batches, the parameters change. Raises `VerificationError`, with the step
@@ -297,7 +302,7 @@ class Training:
         return value
 
     @property
-    def model(self) -> Any:
+    def model(self) -> ModelT:
         """The model with the present parameters; a module of PyTorch, NNX or MLX is the original.
 
         An `nn.Model` is a copy, which later steps do not change.
@@ -435,13 +440,15 @@ class Training:
             )
             if stepper.compiler.compiles and self.on_compile is not None:
                 self.on_compile(True)
-            self._scopes[shape] = stepper.scope_of(batch)
+            size = sum([getattr(x, "nbytes", 0) for x in leaves(batch)])
+            self._scopes[shape] = stepper.scope_of(batch), size
+        scope, size = self._scopes[shape]
         if not self.waiting:
             rates = self._rate_at
             self.rate = stepper.rate if rates is None else rate_of(rates, stepper.started + 1)
             if self._factor != 1.0:
                 self.rate *= self._factor
-        with self._scopes[shape]():
+        with scope():
             if accumulate == 1:
                 value = stepper.step(batch, self.rate)
             else:
@@ -456,7 +463,7 @@ class Training:
         self.waiting = (self.waiting + 1) % accumulate
         step = stepper.started + (accumulate > 1)  # with accumulation, the step is yet to come
         self._unread.append((failures.TrainedBatch(batch, stepper.batches, step), value))
-        self._kept_bytes += sum([getattr(x, "nbytes", 0) for x in leaves(batch)])
+        self._kept_bytes += size
         if accumulate > 1 and not self.waiting:
             stepper.move(self.rate)
         return value
@@ -503,10 +510,9 @@ class Training:
         if not unread:
             return []
         batches, values = zip(*unread, strict=True)
-        if self.device.kind == "cpu":  # reading one by one is faster there
-            losses = map(self.stepper.engine.to_host, values)
-        else:
-            losses = to_numpy(list(values))
+        # One by one is faster on a CPU.
+        on_cpu = self.device.kind == "cpu"
+        losses = [x.item() for x in values] if on_cpu else to_numpy(list(values))
         results = [(float(x), rows_of(b.batch)) for x, b in zip(losses, batches, strict=True)]
         if self.stepper.failed:
             raise self._failure(list(batches))

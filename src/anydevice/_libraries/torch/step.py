@@ -20,7 +20,7 @@ from anydevice._core.protocols import Stepper, StepState
 from anydevice._core.trees import Tree, mapped
 from anydevice._formats.packed import packed, unpacked
 from anydevice._libraries.base import in_mode
-from anydevice._libraries.layers import ModuleLayer, loss_and_output
+from anydevice._libraries.layers import ModuleLayer, is_named, loss_and_output, takes_model
 from anydevice._libraries.precision import cast_parameters
 from anydevice._libraries.torch.mesh import Group, cut_as, fully_sharded, joined_as, part_of, whole
 from anydevice._libraries.torch.pipeline import move_tensor
@@ -129,6 +129,9 @@ class TorchStepper(Stepper):
         self._autocast = policy.casts_parameters and getattr(torch, policy.compute)
         self._scaler = torch.amp.GradScaler(self._kind) if policy.needs_loss_scale else None
         self.compiler = compiler
+        loss = config.loss
+        self._is_plain = not (loss is None or takes_model(loss) or is_named(loss))
+        """Whether the loss takes outputs and targets as they are: a small step has no time."""
         self._value = compiler.compiled(self._loss)
         self._narrow = None if self._autocast else narrow_dtype(self._module)
         self._finite = device.kind == "cpu"
@@ -234,7 +237,8 @@ class TorchStepper(Stepper):
         if self._schedule is not None and not skipped:
             self._schedule.step()
         self.drop()
-        self._since = self._since + self._failed
+        if skipped or not self._finite:
+            self._since = self._since + self._failed
 
     def drop(self) -> None:
         self._added = 0.0
@@ -262,6 +266,10 @@ class TorchStepper(Stepper):
         return self._skipped
 
     def _loss(self, batch: Any) -> Any:
+        loss = self.config.loss
+        if self._is_plain and type(batch) is tuple and isinstance(batch[0], torch.Tensor):
+            x, y = self._cast_batch(batch)
+            return loss(self._module(x), y)
         return loss_and_output(self.config.loss, self._module, self._cast_batch(batch))[0]
 
     def _cast_batch(self, batch: Any) -> Any:
