@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from anydevice._nn.layers import Residual as Residual
     from anydevice._nn.layers import RMSNorm as RMSNorm
     from anydevice._nn.layers import TiedEmbedding as TiedEmbedding
+    from anydevice._nn.layers import Transpose as Transpose
     from anydevice._nn.losses import binary_cross_entropy as binary_cross_entropy
     from anydevice._nn.losses import cross_entropy as cross_entropy
     from anydevice._nn.losses import fuse_loss as folded  # noqa: F401  a name of 0.2
@@ -96,7 +97,8 @@ _MODULES = {
     "_nn.initializers": "Constant Initializer Normal Scaled Uniform",
     "_nn.layer": "Layer Run",
     "_nn.layers": "Activation BatchNorm Chain Dense Dropout Embedding "
-    "Flatten LayerNorm LeakyReLU PositionEmbedding RMSNorm Residual TiedEmbedding",
+    "Flatten LayerNorm LeakyReLU PositionEmbedding RMSNorm Residual TiedEmbedding "
+    "Transpose",
     "_nn.losses": "binary_cross_entropy cross_entropy fuse_loss mean_squared_error",
     "_nn.model": "Model build",
     "_nn.optimizers": "Adam AdamW ConstantRate CosineRate Lion Optimizer "
@@ -136,9 +138,9 @@ _ELSEWHERE = {
     "crossentropyloss": "nn.cross_entropy",
     "dataloader": "nn.Batches",
     "fit": "nn.train",
-    "globalaveragepooling1d": "nn.GlobalAvgPool",
+    "globalaveragepooling1d": 'nn.GlobalAvgPool(over="positions")',
     "globalaveragepooling2d": "nn.GlobalAvgPool",
-    "globalmaxpooling1d": "nn.GlobalMaxPool",
+    "globalmaxpooling1d": 'nn.GlobalMaxPool(over="positions")',
     "globalmaxpooling2d": "nn.GlobalMaxPool",
     "linear": "nn.Dense",
     "mlp": "nn.GatedMLP",
@@ -146,6 +148,7 @@ _ELSEWHERE = {
     "mse": "nn.mean_squared_error",
     "mseloss": "nn.mean_squared_error",
     "multiheadattention": "nn.Attention",
+    "permute": "nn.Transpose",
     "sequential": "nn.build or nn.Chain",
     "transformer": "nn.TransformerBlock",
     "transformerencoderlayer": "nn.TransformerBlock",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from operator import ge
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from anydevice import _ops as ops
 from anydevice._core.array import Array
 from anydevice._nn.initializers import Initial, draw_weight
 from anydevice._nn.layer import (
+    Check,
     Flag,
     Inferred,
     Layer,
@@ -22,6 +23,8 @@ from anydevice._nn.layer import (
     Shape,
     Size,
     Sizes,
+    channels_first,
+    features_last,
     setting_error,
 )
 from anydevice._nn.layers import ACTIVATIONS, OptionalFunction
@@ -73,7 +76,8 @@ class Conv2d(_Convolution):
     def output(self, shape: Shape) -> Shape:
         _check_image(self, shape)
         _check_channels(self, shape)
-        return (self.outputs, *_windows(self, shape, self.size, self.stride, self.padding))
+        windows = _windows(self, shape, self.size, self.stride, self.padding)
+        return channels_first((self.outputs, *windows))
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         bias = parameters["bias"] if self.bias else None
@@ -104,7 +108,7 @@ class Conv1d(_Convolution):
         room = shape[1] + 2 * self.padding
         if room < self.size:
             raise self.misfit(f"got a length of {shape[1]}, which its windows do not fit")
-        return (self.outputs, (room - self.size) // self.stride + 1)
+        return channels_first((self.outputs, (room - self.size) // self.stride + 1))
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         # As images of one row.
@@ -164,7 +168,7 @@ class ConvTranspose2d(Layer):
             raise self.misfit(
                 f"got an image of {shape[1]}×{shape[2]}, and its padding leaves nothing of it"
             )
-        return (self.outputs, *sizes)
+        return channels_first((self.outputs, *sizes))
 
     def initial(self, generator: Random) -> Parameters:
         (high, wide), (down, along) = _pair(self.size), _pair(self.stride)
@@ -195,7 +199,7 @@ class _Pool(Layer):
     def output(self, shape: Shape) -> Shape:
         _check_image(self, shape)
         stride = self.size if self.stride is None else self.stride
-        return (shape[0], *_windows(self, shape, self.size, stride, 0))
+        return channels_first((shape[0], *_windows(self, shape, self.size, stride, 0)))
 
 
 class MaxPool2d(_Pool):
@@ -220,40 +224,69 @@ class AvgPool2d(_Pool):
         return ops.avg_pool2d(x, self.size, self.stride)
 
 
+Over = Annotated[
+    Literal["positions"] | None, Check('None or "positions"', lambda x: x in (None, "positions"))
+]
+
+
 class _GlobalPool(Layer):
-    """The base class of poolings over all positions of a channel."""
+    """The base class of poolings over all axes but the channels, or but the features."""
+
+    over: Over = None
+
+    @property
+    def label(self) -> str:
+        return type(self).__name__ + ("" if self.over is None else f"(over={self.over!r})")
 
     def output(self, shape: Shape) -> Shape:
         if len(shape) < 2:
-            raise self.misfit(
-                f"got the shape {shape}, expected (channels, height, width) or (channels, length)"
-            )
-        return shape[:1]
+            wanted = "(channels, height, width) or (channels, length)"
+            wanted = wanted if self.over is None else "(positions, features)"
+            raise self.misfit(f"got the shape {shape}, expected {wanted}")
+        if self.over is None:
+            self.takes_axis(shape, "channels", 'give over="positions"')
+            return features_last(shape[:1])
+        self.takes_axis(shape, "features", "leave over= out")
+        return features_last(shape[-1:])
+
+    def _axes(self, x: Array) -> tuple[int, ...]:
+        return tuple(range(2, x.ndim) if self.over is None else range(1, x.ndim - 1))
 
 
 class GlobalAvgPool(_GlobalPool):
     """The mean of each channel, of images or of sequences.
 
+    With `over="positions"` it is the mean of each feature of (positions, features), such as the
+    output of an `Embedding`, `Attention` or `LSTM`.
+
     >>> GlobalAvgPool().output((8, 7, 7)), GlobalAvgPool().output((8, 100))
     ((8,), (8,))
+    >>> GlobalAvgPool(over="positions").output((100, 8))
+    (8,)
     """
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        return ops.mean(x, tuple(range(2, x.ndim)))
+        return ops.mean(x, self._axes(x))
 
 
 class GlobalMaxPool(_GlobalPool):
     """The largest element of each channel, of images or of sequences.
+
+    With `over="positions"` it is the largest of each feature of (positions, features).
 
     >>> GlobalMaxPool().output((8, 7, 7)), GlobalMaxPool().output((8, 100))
     ((8,), (8,))
     """
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        return ops.max(x, tuple(range(2, x.ndim)))
+        return ops.max(x, self._axes(x))
 
 
 def _check_channels(layer: _Convolution | ConvTranspose2d, shape: Shape) -> None:
+    layer.takes_axis(shape, "channels")
+    if layer.activation == "softmax":
+        advice = 'put nn.Transpose() and "softmax" after it instead'
+        layer.takes_axis(channels_first(shape), "features", advice)
     if shape[0] != layer.inputs:
         raise layer.misfit(f"got {shape[0]} channels")
 
@@ -269,6 +302,7 @@ def _size_text(size: int | Pair) -> str:
 def _check_image(layer: Layer, shape: Shape) -> None:
     if len(shape) != 3:
         raise layer.misfit(f"got the shape {shape}, expected (channels, height, width)")
+    layer.takes_axis(shape, "channels")
 
 
 def _windows(

@@ -24,6 +24,9 @@ from anydevice._nn.layer import (
     Shape,
     Share,
     Size,
+    channels_first,
+    features_last,
+    names_of,
     without_gradient,
 )
 from anydevice._nn.random_choice import random_mask
@@ -77,6 +80,11 @@ class Activation(Layer):
     @property
     def label(self) -> str:
         return self.name
+
+    def output(self, shape: Shape) -> Shape:
+        if self.name == "softmax":
+            self.takes_axis(shape, "features")
+        return shape
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return ACTIVATIONS[self.name](x)
@@ -139,7 +147,7 @@ class Dense(Layer):
 
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.inputs)
-        return (*shape[:-1], self.outputs)
+        return features_last((*shape[:-1], self.outputs))
 
     def initial(self, generator: Random) -> Parameters:
         shape, fans = (self.outputs, self.inputs), (self.inputs, self.outputs)
@@ -170,13 +178,20 @@ class Embedding(Layer):
         return self.rows
 
     def output(self, shape: Shape) -> Shape:
-        return (*shape, self.size)
+        _refuse_features(self, shape)
+        return features_last((*shape, self.size))
 
     def initial(self, generator: Random) -> Parameters:
         return _draw_table(self.initializer, generator, self.rows, self.size)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return ops.embedding(parameters["weight"], x)
+
+
+def _refuse_features(layer: Layer, shape: Shape) -> None:
+    """Raise an error for the output of another layer, which no embedding takes."""
+    if names_of(shape):
+        raise layer.misfit(f"got {shape}, expected ids; make it the first layer")
 
 
 def _draw_table(
@@ -208,10 +223,10 @@ class PositionEmbedding(Layer):
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)
         if len(shape) < 2:
-            raise self.misfit(f"got the shape {shape}, expected (tokens, {self.size})")
+            raise self.misfit(f"got the shape {shape}, expected (positions, {self.size})")
         if shape[-2] > self.tokens:
             raise self.misfit(f"got {shape[-2]} tokens, but it has {self.tokens} positions")
-        return shape
+        return features_last(shape)
 
     def initial(self, generator: Random) -> Parameters:
         return _draw_table(self.initializer, generator, self.tokens, self.size)
@@ -234,7 +249,7 @@ class _FeatureNorm(Layer):
 
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)
-        return shape
+        return features_last(shape)
 
     def initial(self, generator: Random) -> Parameters:
         return {"weight": ONES(generator, (self.size,), 1, 1)}
@@ -305,9 +320,11 @@ class BatchNorm(Layer):
     def output(self, shape: Shape) -> Shape:
         if not shape:
             raise self.misfit(f"got scalars, expected {self.size} channels")
+        advice = "use nn.LayerNorm, or put nn.Transpose() before it"
+        self.takes_axis(shape, "channels", advice)
         if shape[0] != self.size:
             raise self.misfit(f"got {shape[0]} channels, the first axis of the shape {shape}")
-        return shape
+        return channels_first(shape)
 
     def initial(self, generator: Random) -> Parameters:
         start = {"weight": ONES, "bias": ZEROS, "mean": ZEROS, "variance": ONES}
@@ -378,10 +395,36 @@ class Flatten(Layer):
     """
 
     def output(self, shape: Shape) -> Shape:
-        return (math.prod(shape),)
+        size = (math.prod(shape),)
+        return features_last(size) if names_of(shape) else size
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return ops.reshape(x, (x.shape[0], math.prod(x.shape[1:])))
+
+
+class Transpose(Layer):
+    """Swap positions and features, so that layers over channels and over features can follow.
+
+    (positions, features) becomes (channels, length), and (channels, length) the former. An image
+    (channels, height, width) becomes (positions, features), row by row.
+
+    >>> Transpose().output((64, 20)), Transpose().output((64, 4, 5))
+    ((20, 64), (20, 64))
+    """
+
+    def output(self, shape: Shape) -> Shape:
+        if len(shape) not in (2, 3):
+            raise self.misfit(f"got the shape {shape}, expected positions and features")
+        if len(shape) == 3:
+            self.takes_axis(shape, "channels", "it takes one axis of positions")
+        swapped = (math.prod(shape[1:]), shape[0])
+        if "features" in names_of(shape):
+            return channels_first(swapped)
+        return features_last(swapped) if names_of(shape) or len(shape) == 3 else swapped
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        joined = ops.reshape(x, (*x.shape[:2], math.prod(x.shape[2:])))
+        return ops.permute(joined, (0, 2, 1))
 
 
 class Chain(Layer):
@@ -467,7 +510,8 @@ class Residual(Layer):
 
     def output(self, shape: Shape) -> Shape:
         own, beside, *_ = [self.output_of(step, part, shape) for step, part in self.parts] + [shape]
-        if own != beside:
+        names = {names_of(sizes) for sizes in (own, beside) if names_of(sizes)}
+        if own != beside or len(names) > 1:
             raise self.misfit(
                 f"got {own} from {self.layer.label} and {beside} beside it; a shortcut that gives "
                 f"{own} too makes them fit"
@@ -570,13 +614,16 @@ class TiedEmbedding(Layer):
             )
 
     def output(self, shape: Shape) -> Shape:
-        inner = self.output_of(".inside", self.inside, (*shape, self.size))
+        _refuse_features(self, shape)
+        inner = self.output_of(".inside", self.inside, features_last((*shape, self.size)))
+        self.takes_axis(inner, "features")
         if not inner or inner[-1] != self.size:
             raise self.misfit(f"got the shape {inner} from {self.inside.label}")
-        return (*inner[:-1], self.rows)
+        return features_last((*inner[:-1], self.rows))
 
     def resolved(self, shape: Shape) -> Layer:
-        inside = self.resolved_of(".inside", self.inside, (*shape, self.size))
+        named = features_last((*shape, self.size))
+        inside = self.resolved_of(".inside", self.inside, named)
         return self if inside is self.inside else replace(self, inside=inside)
 
     def initial(self, generator: Random) -> Parameters:
