@@ -1,7 +1,4 @@
-"""Every layer on every layout of axes: the right numbers, or a refusal that names both layouts.
-
-All sizes are equal, so that no layer can tell the axes apart by their sizes.
-"""
+"""Every layer on every layout, of equal sizes: the right numbers, or a refusal that names both."""
 
 from __future__ import annotations
 
@@ -122,10 +119,8 @@ def test_the_table_has_every_layer() -> None:
 
 
 def test_names_follow_the_axes() -> None:
-    tokens = nn.Chain(nn.Conv2d(N, N, 1), nn.Transpose(), nn.LSTM(N, 2))
-    assert tokens.output((N, 4, 5)) == (20, 2)
-    back = nn.Chain(nn.LSTM(N, N), nn.Transpose(), nn.Conv1d(N, 2, 1))
-    assert back.output((20, N)) == (2, 20)
+    assert nn.Chain(nn.Conv2d(N, N, 1), nn.Transpose(), nn.LSTM(N, 2)).output((N, 4, 5)) == (20, 2)
+    assert nn.Chain(nn.LSTM(N, N), nn.Transpose(), nn.Conv1d(N, 2, 1)).output((20, N)) == (2, 20)
     refuses("beside it", nn.Chain(nn.LSTM(N, N), nn.Residual(nn.Transpose())).output, (N, N))
     refuses('"softmax" after it', nn.Conv2d(1, 2, 3, activation="softmax").output, (1, 5, 5))
     refuses("over must be None or", nn.GlobalAvgPool, over="features")

@@ -234,20 +234,16 @@ class _GlobalPool(Layer):
 
     over: Over = None
 
-    @property
-    def label(self) -> str:
-        return type(self).__name__ + ("" if self.over is None else f"(over={self.over!r})")
-
     def output(self, shape: Shape) -> Shape:
         if len(shape) < 2:
-            wanted = "(channels, height, width) or (channels, length)"
-            wanted = wanted if self.over is None else "(positions, features)"
+            images = "(channels, height, width) or (channels, length)"
+            wanted = "(positions, features)" if self.over else images
             raise self.misfit(f"got the shape {shape}, expected {wanted}")
-        if self.over is None:
-            self.takes_axis(shape, "channels", 'give over="positions"')
-            return features_last(shape[:1])
-        self.takes_axis(shape, "features", "leave over= out")
-        return features_last(shape[-1:])
+        axis, advice = "channels", 'give over="positions"'
+        if self.over is not None:
+            axis, advice = "features", "leave over= out"
+        self.takes_axis(shape, axis, advice)
+        return features_last(shape[-1:] if self.over else shape[:1])
 
     def _axes(self, x: Array) -> tuple[int, ...]:
         return tuple(range(2, x.ndim) if self.over is None else range(1, x.ndim - 1))
@@ -271,8 +267,6 @@ class GlobalAvgPool(_GlobalPool):
 
 class GlobalMaxPool(_GlobalPool):
     """The largest element of each channel, of images or of sequences.
-
-    With `over="positions"` it is the largest of each feature of (positions, features).
 
     >>> GlobalMaxPool().output((8, 7, 7)), GlobalMaxPool().output((8, 100))
     ((8,), (8,))

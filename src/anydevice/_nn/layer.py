@@ -206,11 +206,15 @@ class Settings(Record):
         """Raise `ConfigurationError` for invalid fields; called once, when it is made."""
 
 
-_ADVICE = {
-    "features": "put nn.Flatten(), nn.GlobalAvgPool() or nn.Transpose() before it",
-    "channels": "put nn.Transpose() before it",
+_PLACES = {
+    "features": (
+        "features last",
+        "put nn.Flatten(), nn.GlobalAvgPool() or nn.Transpose() before it",
+    ),
+    "channels": ("channels first", "put nn.Transpose() before it"),
+    "ids": ("ids", "make it the first layer"),
 }
-"""How the axes of another layout become those that a layer takes."""
+"""Where a layer needs an axis, and how other axes become that."""
 
 
 class Layer(Settings):
@@ -270,10 +274,7 @@ class Layer(Settings):
         return ()
 
     def output(self, shape: Shape) -> Shape:
-        """Return the output shape for an example's shape; raises `ConfigurationError`.
-
-        Axes that a layer before has named keep their names if the shape is returned as it is.
-        """
+        """Return the output shape for an example's shape; raises `ConfigurationError`."""
         return shape
 
     def resolved(self, shape: Shape) -> Layer:
@@ -321,15 +322,26 @@ class Layer(Settings):
         except MisfitError as error:
             raise error.seen_from(self.root, step) from None
 
-    def takes_axis(self, shape: Shape, axis: str, advice: str = "") -> None:
-        """Raise an error for a shape of named axes without `"features"` or `"channels"`.
+    def _misuse(self, values: tuple[Any, ...], named: dict[str, Any]) -> str:
+        text, name = super()._misuse(values, named), self.inferred[0]
+        if not name or None in values:
+            return text
+        place = self._fields.index(name)
+        filled = (*values[:place], None, *values[place:])
+        try:
+            type(self)(*filled, **named)
+        except (TypeError, ConfigurationError):
+            return text
+        shown = [*map(repr, filled), *(f"{key}={value!r}" for key, value in named.items())]
+        call = f"nn.{type(self).__name__}({', '.join(shown)})"
+        return f"{text}; {call} takes {name} from the layer before"
 
-        A shape has names from the first layer that names them; a single axis may be either.
-        """
+    def takes_axis(self, shape: Shape, axis: str, advice: str = "") -> None:
+        """Raise an error for named axes without `"features"`, `"channels"` or `"ids"`."""
         names = names_of(shape)
-        if len(names) > 1 and axis not in names:
-            wanted = f"expected {axis} {'first' if axis == 'channels' else 'last'}"
-            raise self.misfit(f"got {shape}, {wanted}; {advice or _ADVICE[axis]}")
+        if len(names) > (axis != "ids") and axis not in names:
+            where, usual = _PLACES[axis]
+            raise self.misfit(f"got {shape}, expected {where}; {advice or usual}")
 
     def takes_features(self, shape: Shape, features: int) -> None:
         """Raise an error for a shape with another number of features, or with channels first."""

@@ -178,7 +178,7 @@ class Embedding(Layer):
         return self.rows
 
     def output(self, shape: Shape) -> Shape:
-        _refuse_features(self, shape)
+        self.takes_axis(shape, "ids")
         return features_last((*shape, self.size))
 
     def initial(self, generator: Random) -> Parameters:
@@ -186,12 +186,6 @@ class Embedding(Layer):
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return ops.embedding(parameters["weight"], x)
-
-
-def _refuse_features(layer: Layer, shape: Shape) -> None:
-    """Raise an error for the output of another layer, which no embedding takes."""
-    if names_of(shape):
-        raise layer.misfit(f"got {shape}, expected ids; make it the first layer")
 
 
 def _draw_table(
@@ -413,10 +407,8 @@ class Transpose(Layer):
     """
 
     def output(self, shape: Shape) -> Shape:
-        if len(shape) not in (2, 3):
-            raise self.misfit(f"got the shape {shape}, expected positions and features")
-        if len(shape) == 3:
-            self.takes_axis(shape, "channels", "it takes one axis of positions")
+        if len(shape) not in (2, 3) or names_of(shape).count("positions") > 1:
+            raise self.misfit(f"got {shape}, expected (positions, features) or channels first")
         swapped = (math.prod(shape[1:]), shape[0])
         if "features" in names_of(shape):
             return channels_first(swapped)
@@ -614,7 +606,7 @@ class TiedEmbedding(Layer):
             )
 
     def output(self, shape: Shape) -> Shape:
-        _refuse_features(self, shape)
+        self.takes_axis(shape, "ids")
         inner = self.output_of(".inside", self.inside, features_last((*shape, self.size)))
         self.takes_axis(inner, "features")
         if not inner or inner[-1] != self.size:
