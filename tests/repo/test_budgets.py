@@ -21,7 +21,7 @@ BUDGETS = {
     "_core": 5_660,  # Intel GPUs, with Level Zero in the child; quantized weights
     "_engines": 11_840,  # quantized products; torch.xpu beside torch.cuda; recomputation
     "_formats": 3_630,  # GGUF files are written; quantized folders; quantizers
-    "_libraries": 6_070,  # watched processes, group.py; ONNX Runtime's graphs; Equinox is mapped, with state
+    "_libraries": 6_070,  # watched processes; graphs of ONNX Runtime; Equinox is mapped
     "_llm": 5_610,  # quantized weights; decoders as graphs of ONNX Runtime
     "_machine": 8_770,  # requirements with their sources; the reader of Intel GPUs; virtual CPUs
     "_nn": 3_750,  # the shape of one example; names of axes, with a layer that swaps them
@@ -31,7 +31,7 @@ BUDGETS = {
     "_proofs": 8_950,  # ONNX files are lowered twice, and compared; sizes before allocation
     "_report": 1_830,
     "_testing": 580,
-    "_train": 6_085,  # resuming compares functions and data; processes of PyTorch; errors about labels
+    "_train": 6_085,  # resuming compares functions and data; errors about labels
     "cli": 2_970,  # anydevice quantize
     "compat": 1_440,
 }
