@@ -214,7 +214,7 @@ _PLACES = {
     "channels": ("channels first", "put nn.Transpose() before it"),
     "ids": ("ids", "make it the first layer"),
 }
-"""Where a layer needs an axis, and how other axes become that."""
+"""The place of each axis that layers need, and how other axes become that."""
 
 
 class Layer(Settings):

@@ -40,8 +40,8 @@ class EquinoxLayer(ModuleLayer):
         object.__setattr__(self, "adapter", adapter)
         inexact = equinox().is_inexact_array
         state = state_paths(self.given[1]) if adapter.has_state else {}
-        held = [name for name, x in self.parameters.items() if not inexact(x) or name in state]
-        object.__setattr__(self, "held", tuple(held))
+        names = [name for name, x in self.parameters.items() if not inexact(x) or name in state]
+        object.__setattr__(self, "held", tuple(names))
 
     @property
     def parameters(self) -> dict[str, Array]:
