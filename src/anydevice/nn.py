@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from anydevice._nn.layers import Residual as Residual
     from anydevice._nn.layers import RMSNorm as RMSNorm
     from anydevice._nn.layers import TiedEmbedding as TiedEmbedding
+    from anydevice._nn.layers import Transpose as Transpose
     from anydevice._nn.losses import binary_cross_entropy as binary_cross_entropy
     from anydevice._nn.losses import cross_entropy as cross_entropy
     from anydevice._nn.losses import fuse_loss as folded  # noqa: F401  a name of 0.2
@@ -108,7 +109,8 @@ _MODULES = {
     "_nn.initializers": "Constant Initializer Normal Scaled Uniform",
     "_nn.layer": "Layer Run",
     "_nn.layers": "Activation BatchNorm Chain Concatenate Dense Dropout Embedding Flatten "
-    "GroupNorm LayerNorm LeakyReLU PReLU PositionEmbedding RMSNorm Residual TiedEmbedding",
+    "GroupNorm LayerNorm LeakyReLU PReLU PositionEmbedding RMSNorm Residual TiedEmbedding "
+    "Transpose",
     "_nn.losses": "binary_cross_entropy cross_entropy fuse_loss huber kl_divergence "
     "mean_squared_error",
     "_nn.model": "Model build",
@@ -144,14 +146,15 @@ _ELSEWHERE = {
     "conv2dtranspose": "nn.ConvTranspose2d",
     "dataloader": "nn.Batches",
     "fit": "nn.train",
-    "globalaveragepooling1d": "nn.GlobalAvgPool",
+    "globalaveragepooling1d": 'nn.GlobalAvgPool(over="positions")',
     "globalaveragepooling2d": "nn.GlobalAvgPool",
-    "globalmaxpooling1d": "nn.GlobalMaxPool",
+    "globalmaxpooling1d": 'nn.GlobalMaxPool(over="positions")',
     "globalmaxpooling2d": "nn.GlobalMaxPool",
     "linear": "nn.Dense",
     "mlp": "nn.GatedMLP",
     "mae": "nn.mean_absolute_error",
     "multiheadattention": "nn.Attention",
+    "permute": "nn.Transpose",
     "sequential": "nn.build or nn.Chain",
     "transformer": "nn.TransformerBlock",
     "transformerencoderlayer": "nn.TransformerBlock",

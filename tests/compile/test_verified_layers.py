@@ -122,7 +122,7 @@ def test_wrong_layers_are_caught(name: str) -> None:
 
 
 IMAGES = nn.Chain(BACK, nn.BatchNorm(4), LEAKY, nn.Residual(nn.Conv2d(4, 4, 1)), nn.GlobalAvgPool())
-SEQUENCES = nn.Chain(LSTM, nn.GRU(4, 4), nn.Conv1d(6, 5, 3, padding=1), nn.GlobalMaxPool())
+SEQUENCES = nn.Chain(LSTM, nn.GRU(4, 4), nn.Transpose(), nn.Conv1d(4, 5, 3), nn.GlobalMaxPool())
 SHAPES |= {IMAGES: (3, 5, 4), SEQUENCES: (6, 3)}
 
 

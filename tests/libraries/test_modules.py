@@ -204,16 +204,18 @@ def test_weights_are_shared_where_nothing_changes() -> None:
     assert "float16 instead of float32" in half.report.notes[0]
 
 
-def test_a_batch_for_a_module_of_one_example_is_told_as_such(jax: Any, eqx: Any) -> None:
+def test_a_module_of_one_example_is_mapped_over_a_batch(jax: Any, eqx: Any) -> None:
     perceptron = eqx.nn.MLP(16, 4, 8, 2, key=jax.random.key(0))
     picture = eqx.nn.Conv2d(3, 2, 3, key=jax.random.key(0))
     for module, x in ((perceptron, X), (picture, np.ones((2, 3, 8, 8), np.float32))):
         for optimize in ("none", "default"):
-            compiled = anydevice.compile(module, "cpu", optimize=optimize)
-            with pytest.raises(ConfigurationError, match=r"one example.*jax\.vmap\(model\)"):
-                compiled(x)
-            with pytest.raises(ConfigurationError, match=r"jax\.vmap\(model\)"):
-                compiled.verify(x)
+            compiled = anydevice.compile(module, "cpu", optimize=optimize, verify=x)
+            assert_close(compiled(x), jax.vmap(module)(x), terms=64)
+            assert_close(compiled(x[0]), module(x[0]), terms=64)
+    square = X[:1].repeat(16, 0) + np.eye(16, dtype=np.float32)  # which the module takes as it is
+    assert_close(
+        anydevice.compile(perceptron, "cpu")(square), jax.vmap(perceptron)(square), terms=64
+    )
     with pytest.raises(Exception, match=r"dot_general|matmul") as caught:
         anydevice.compile(perceptron, "cpu")(X[:, :3])
     assert "vmap" not in str(caught.value), "no batch of what it takes"

@@ -56,6 +56,8 @@ LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
     ),
     "global avg pool": (nn.GlobalAvgPool(), (2, 7, 6)),
     "global max pool": (nn.GlobalMaxPool(), (2, 7)),
+    "global max pool over positions": (nn.GlobalMaxPool(over="positions"), (7, 2)),
+    "transposed": (nn.Transpose(), (2, 7, 6)),
     "residual": (nn.Residual(nn.Chain(nn.Dense(6, 8), "relu", nn.Dense(8, 6))), (6,)),
     "residual with a shortcut": (
         nn.Residual(
@@ -251,7 +253,7 @@ def test_later_positions_do_not_change_earlier_ones() -> None:
         (nn.Chain(nn.TransformerBlock(8, 2)), (3, 4), "Chain[0].attention_norm RMSNorm(8): got 4"),
         (nn.Attention(8, 2), (8,), "Attention(8, 2 heads): got the shape (8,), expected"),
         (nn.PositionEmbedding(3, 4), (5, 4), "got 5 tokens, but it has 3 positions"),
-        (nn.PositionEmbedding(3, 4), (4,), "got the shape (4,), expected (tokens, 4)"),
+        (nn.PositionEmbedding(3, 4), (4,), "got the shape (4,), expected (positions, 4)"),
         (nn.Conv2d(3, 8, 3), (1, 9, 9), "Conv2d(3→8, 3×3): got 1 channels"),
         (nn.Conv2d(3, 8, 3), (9, 9), "got the shape (9, 9), expected (channels, height"),
         (nn.Conv1d(3, 8, 3), (1, 9), "Conv1d(3→8, 3): got 1 channels"),
@@ -263,15 +265,15 @@ def test_later_positions_do_not_change_earlier_ones() -> None:
         (
             nn.Residual(nn.Dense(4, 3)),
             (4,),
-            "Residual: got (3,) from Dense(4→3) and (4,) beside it",
+            "Residual: got (features 3) from Dense(4→3) and (4,) beside it",
         ),
         (nn.Residual(nn.Dense(4, 3), nn.Dense(5, 3)), (4,), "Residual.shortcut Dense(5→3): got 4"),
         (nn.Conv2d(4, 6, 1, groups=4), (4, 3, 3), "4 groups do not divide its channels"),
         (nn.GroupNorm(6, groups=4), (6, 3), "GroupNorm(6): 4 groups do not divide the channels"),
         (nn.MaxPool1d(5), (3, 4), "MaxPool1d(5): got a length of 4, which its windows do not fit"),
-        (nn.Concatenate(nn.Dense(6, 4), "tanh"), (3, 6), "got (3, 4) and (3, 6), which do not fit"),
+        (nn.Concatenate(nn.Dense(6, 4), "tanh"), (3, 6), "got (positions 3, features 4) and (3, 6), which"),
         (nn.Bidirectional(nn.GRU(4, 5)), (6, 3), "Bidirectional.forward GRU(4→5): got 3 features"),
-        (nn.GRU(4, 5), (4,), "GRU(4→5): got the shape (4,), expected (time, 4)"),
+        (nn.GRU(4, 5), (4,), "GRU(4→5): got the shape (4,), expected (positions, 4)"),
         (nn.LSTM(4, 5), (6, 3), "LSTM(4→5): got 3 features"),
         (nn.MaxPool2d((1, 5)), (3, 4, 4), "MaxPool2d(1×5): got an image of 4×4"),
         (
@@ -282,7 +284,7 @@ def test_later_positions_do_not_change_earlier_ones() -> None:
         (
             nn.TiedEmbedding(9, 4, nn.Dense(4, 5)),
             (3,),
-            "9→4→9): got the shape (3, 5) from Dense(4→5)",
+            "9→4→9): got the shape (positions 3, features 5) from Dense(4→5)",
         ),
         (nn.GatedMLP(4, 8), (3,), "GatedMLP(4→8→4): got 3 features"),
     ],

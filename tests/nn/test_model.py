@@ -305,7 +305,7 @@ CLOSED = nn.Chain(
     nn.Dense(12, 5),
 )
 TOKENS = nn.TiedEmbedding(
-    9, 8, nn.Chain(nn.PositionEmbedding(6, None), nn.Dense(None, 8), nn.Conv1d(None, 6, 1))
+    9, 8, nn.Chain(nn.PositionEmbedding(6, None), nn.Dense(None, 8), nn.LSTM(None, 8))
 )
 
 
@@ -321,7 +321,7 @@ def test_sizes_are_those_that_are_written_out() -> None:
     assert isinstance(tokens, nn.TiedEmbedding)
     assert isinstance(tokens.inside, nn.Chain)
     labels = [layer.label for layer in tokens.inside.layers]
-    assert labels == ["PositionEmbedding(6×8)", "Dense(8→8)", "Conv1d(6→6, 1)"]
+    assert labels == ["PositionEmbedding(6×8)", "Dense(8→8)", "LSTM(8→8)"]
 
 
 def test_what_is_known_is_not_inferred() -> None:

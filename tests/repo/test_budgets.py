@@ -21,7 +21,7 @@ BUDGETS = {
     "_core": 5_885,  # Intel GPUs; quantized weights; a table of the names of other libraries
     "_engines": 11_860,  # quantized products; torch.xpu; recomputation; matrices by columns
     "_formats": 3_630,  # GGUF files are written; quantized folders; quantizers
-    "_libraries": 5_990,  # the proof and the watch of processes, group.py; graphs of ONNX Runtime
+    "_libraries": 6_070,  # watched processes; graphs of ONNX Runtime; Equinox is mapped
     "_llm": 5_635,  # types of replies; quantized weights; decoders as graphs of ONNX Runtime
     "_machine": 8_790,  # requirements and their sources; Intel GPUs; virtual CPUs; variables
     "_nn": 4_020,  # layers, losses and optimizers of Keras people; the shape of one example

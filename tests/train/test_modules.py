@@ -508,3 +508,42 @@ def test_a_loss_with_a_key_draws_other_numbers_for_each_batch(tmp_path: Path) ->
     train(case, data=DATA[:1], loss=loss, epochs=1, save=path)
     assert train(case, data=DATA[:1], loss=loss, save=path, resume=True).history.losses == whole
     assert train(case, data=DATA[:1], loss=loss, seed=1).history.losses != whole
+
+
+def stateful(eqx: Any, jax: Any) -> Any:
+    class Normed(eqx.Module):  # type: ignore[misc, name-defined]
+        first: Any = eqx.field(default_factory=lambda: eqx.nn.Linear(4, 3, key=jax.random.key(0)))
+        norm: Any = eqx.field(default_factory=lambda: eqx.nn.BatchNorm(3, "rows", mode="batch"))
+        drop: Any = eqx.field(default_factory=lambda: eqx.nn.Dropout(0.5))
+
+        def __call__(self, x: Any, state: Any, key: Any) -> Any:
+            y, state = self.norm(self.first(x), state)
+            return self.drop(y, key=key), state
+
+    return eqx.nn.make_with_state(Normed)()
+
+
+def test_state_and_randomness_of_equinox_are_those_of_a_loop_by_hand() -> None:
+    case = Equinox()
+    eqx, jax = case.eqx, case.jax
+    module, state = pair = stateful(eqx, jax)
+    done = train(case, pair, data=DATA[:1], optimizer=case.optax.sgd(RATE), epochs=2)
+    losses = []
+    for step in (1, 2):
+        key = jax.random.fold_in(jax.random.key(0), step)
+        keys = jax.numpy.stack([jax.random.fold_in(key, row) for row in range(len(DATA[0][0]))])
+
+        def value(module: Any, state: Any = state, keys: Any = keys) -> Any:
+            axes = {"in_axes": (0, None, 0), "out_axes": (0, None), "axis_name": "rows"}
+            y, after = jax.vmap(module, **axes)(DATA[0][0], state, keys)
+            return case.loss(y, DATA[0][1]), after
+
+        (loss, state), slopes = eqx.filter_value_and_grad(value, has_aux=True)(module)
+        module = eqx.apply_updates(module, jax.tree.map(lambda x: -RATE * x, slopes))
+        losses.append(float(loss))
+    np.testing.assert_allclose(done.history.losses, losses, rtol=SAME)
+    still = eqx.nn.inference_mode(module)
+    expected = [still(x, state, None)[0] for x in X]
+    np.testing.assert_allclose(nn.predict(done.model, X), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ConfigurationError, match=r"give \(model, state\)"):
+        train(case, pair[0])

@@ -64,13 +64,13 @@ class Record:
         fields = {**self._defaults, **by_place, **named}
         count = len(values) + len(named)
         if count != len(by_place | named) or fields.keys() != set(self._fields):
-            raise TypeError(self._misuse(len(values), named))
+            raise TypeError(self._misuse(values, named))
         for name in self._fields:
             # As dataclasses do: Python compilers know this way around `__setattr__`.
             object.__setattr__(self, name, fields[name])
 
-    def _misuse(self, by_place: int, named: dict[str, Any]) -> str:
-        fields = self._fields
+    def _misuse(self, values: tuple[Any, ...], named: dict[str, Any]) -> str:
+        fields, by_place = self._fields, len(values)
         first = fields[:by_place]
         missing = [n for n in fields if n not in (*first, *named, *self._defaults)]
         unknown = [f"{name}{self._hint(name)}" for name in named if name not in fields]

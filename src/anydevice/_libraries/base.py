@@ -147,6 +147,7 @@ class ModelAdapter(ABC):
     notes: tuple[str, ...] = ()
     arguments: Arguments = ()
     detector: ChangeDetector | None = None
+    batches = False
     follows: str = ""
     changes_operations: bool = False
 

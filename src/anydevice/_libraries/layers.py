@@ -48,11 +48,11 @@ class ModuleLayer(Layer):
 
     @property
     def label(self) -> str:
-        return type(self.given).__name__
+        return type(self.given[0] if isinstance(self.given, tuple) else self.given).__name__
 
     @property
     def root(self) -> str:
-        return type(self.given).__name__
+        return self.label
 
     @property
     @abstractmethod

@@ -48,7 +48,9 @@ ROWS = (
 
 
 def row_of(model: object) -> ModuleRow | None:
-    """Return the row of a module, or of `jax.vmap` of an Equinox one; `None` if there is none."""
+    """Return the row of a module; also of an Equinox one with its state, or in `jax.vmap`."""
+    if isinstance(model, tuple) and len(model) == 2 and is_of(model[1], "equinox.nn", "State"):
+        model = model[0]
     row = next((row for row in ROWS if is_of(model, row.module, "Module")), None)
     if row is None and is_loaded("equinox") and part("jax", "module").mapped_module(model):
         return ROWS[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from operator import ge
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from anydevice import _ops as ops
 from anydevice._core.array import Array
 from anydevice._nn.initializers import Initial, draw_weight
 from anydevice._nn.layer import (
+    Check,
     Flag,
     Inferred,
     Layer,
@@ -25,6 +26,8 @@ from anydevice._nn.layer import (
     Shape,
     Size,
     Sizes,
+    channels_first,
+    features_last,
     setting_error,
 )
 from anydevice._nn.layers import ACTIVATIONS, OptionalFunction
@@ -97,7 +100,8 @@ class Conv2d(_Convolution):
     def output(self, shape: Shape) -> Shape:
         _check_image(self, shape)
         _check_channels(self, shape)
-        return (self.outputs, *_windows(self, shape, self.size, self.stride, self.padding))
+        windows = _windows(self, shape, self.size, self.stride, self.padding)
+        return channels_first((self.outputs, *windows))
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         bias = parameters["bias"] if self.bias else None
@@ -125,7 +129,7 @@ class Conv1d(_Convolution):
     def output(self, shape: Shape) -> Shape:
         length = _length(self, shape, self.size, self.stride, self.padding)
         _check_channels(self, shape)
-        return (self.outputs, length)
+        return channels_first((self.outputs, length))
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         # As images of one row.
@@ -185,7 +189,7 @@ class ConvTranspose2d(Layer):
             raise self.misfit(
                 f"got an image of {shape[1]}×{shape[2]}, and its padding leaves nothing of it"
             )
-        return (self.outputs, *sizes)
+        return channels_first((self.outputs, *sizes))
 
     def initial(self, generator: Random) -> Parameters:
         (high, wide), (down, along) = _pair(self.size), _pair(self.stride)
@@ -219,7 +223,7 @@ class _Pool(Layer):
     def output(self, shape: Shape) -> Shape:
         _check_image(self, shape)
         stride = self.size if self.stride is None else self.stride
-        return (shape[0], *_windows(self, shape, self.size, stride, 0))
+        return channels_first((shape[0], *_windows(self, shape, self.size, stride, 0)))
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return self._op(x, self.size, self.stride)
@@ -234,7 +238,9 @@ class _Pool1d(_Pool):
     _axes = 1
 
     def output(self, shape: Shape) -> Shape:
-        return (shape[0], _length(self, shape, self.size, self.stride or self.size))
+        length = _length(self, shape, self.size, self.stride or self.size)
+        self.takes_axis(shape, "channels")
+        return channels_first((shape[0], length))
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         image = ops.reshape(x, (*x.shape[:2], 1, x.shape[2]))
@@ -289,7 +295,8 @@ class Upsample(Layer):
     def output(self, shape: Shape) -> Shape:
         if len(shape) not in (2, 3):
             raise self.misfit(f"got the shape {shape}, expected (channels, height, width)")
-        return (shape[0], *[size * self.factor for size in shape[1:]])
+        self.takes_axis(shape, "channels")
+        return channels_first((shape[0], *[size * self.factor for size in shape[1:]]))
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         xp = primitives(x)
@@ -303,26 +310,45 @@ class Upsample(Layer):
         return x
 
 
+Over = Annotated[
+    Literal["positions"] | None, Check('None or "positions"', lambda x: x in (None, "positions"))
+]
+
+
 class _GlobalPool(Layer):
-    """The base class of poolings over all positions of a channel."""
+    """The base class of poolings over all axes but the channels, or but the features."""
+
+    over: Over = None
 
     def output(self, shape: Shape) -> Shape:
         if len(shape) < 2:
-            raise self.misfit(
-                f"got the shape {shape}, expected (channels, height, width) or (channels, length)"
-            )
-        return shape[:1]
+            images = "(channels, height, width) or (channels, length)"
+            wanted = "(positions, features)" if self.over else images
+            raise self.misfit(f"got the shape {shape}, expected {wanted}")
+        axis, advice = "channels", 'give over="positions"'
+        if self.over is not None:
+            axis, advice = "features", "leave over= out"
+        self.takes_axis(shape, axis, advice)
+        return features_last(shape[-1:] if self.over else shape[:1])
+
+    def _axes(self, x: Array) -> tuple[int, ...]:
+        return tuple(range(2, x.ndim) if self.over is None else range(1, x.ndim - 1))
 
 
 class GlobalAvgPool(_GlobalPool):
     """The mean of each channel, of images or of sequences.
 
+    With `over="positions"` it is the mean of each feature of (positions, features), such as the
+    output of an `Embedding`, `Attention` or `LSTM`.
+
     >>> GlobalAvgPool().output((8, 7, 7)), GlobalAvgPool().output((8, 100))
     ((8,), (8,))
+    >>> GlobalAvgPool(over="positions").output((100, 8))
+    (8,)
     """
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        return ops.mean(x, tuple(range(2, x.ndim)))
+        return ops.mean(x, self._axes(x))
 
 
 class GlobalMaxPool(_GlobalPool):
@@ -333,10 +359,14 @@ class GlobalMaxPool(_GlobalPool):
     """
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        return ops.max(x, tuple(range(2, x.ndim)))
+        return ops.max(x, self._axes(x))
 
 
 def _check_channels(layer: _Convolution | ConvTranspose2d, shape: Shape) -> None:
+    layer.takes_axis(shape, "channels")
+    if layer.activation == "softmax":
+        advice = 'put nn.Transpose() and "softmax" after it instead'
+        layer.takes_axis(channels_first(shape), "features", advice)
     if shape[0] != layer.inputs:
         raise layer.misfit(f"got {shape[0]} channels")
     groups = getattr(layer, "groups", None) or 1
@@ -355,6 +385,7 @@ def _size_text(size: int | Pair, axes: int = 2) -> str:
 def _check_image(layer: Layer, shape: Shape) -> None:
     if len(shape) != 3:
         raise layer.misfit(f"got the shape {shape}, expected (channels, height, width)")
+    layer.takes_axis(shape, "channels")
 
 
 def _length(layer: Layer, shape: Shape, size: int, stride: int, padding: int = 0) -> int:

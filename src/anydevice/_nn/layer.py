@@ -38,6 +38,43 @@ Updates = dict[tuple[str, str], Array]
 """New state of layers, by the path of the layer and the name of the parameter."""
 
 
+class NamedShape(tuple[int, ...]):
+    """A shape whose axes have names, so that a layer can refuse to compute over another axis.
+
+    >>> print(features_last((20, 64)), channels_first((3, 28, 28)))
+    (positions 20, features 64) (channels 3, height 28, width 28)
+    """
+
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"({', '.join(f'{name} {size}' for name, size in zip(self.names, self, strict=True))})"
+        )
+
+
+def features_last(sizes: Shape) -> Shape:
+    """Return a shape whose last axis are features, and all axes before it positions."""
+    shape = NamedShape(sizes)
+    shape.names = ("positions",) * (len(sizes) - 1) + ("features",)
+    return shape
+
+
+def channels_first(sizes: Shape) -> Shape:
+    """Return the shape of an image or a sequence of channels; channels alone are features."""
+    shape = NamedShape(sizes)
+    space = {2: ("length",), 3: ("height", "width")}.get(
+        len(sizes), ("positions",) * len(sizes[1:])
+    )
+    shape.names = ("channels", *space) if space else ("features",)
+    return shape
+
+
+def names_of(shape: Shape) -> tuple[str, ...]:
+    """Return the names of the axes; none if no layer has named them yet."""
+    return shape.names if isinstance(shape, NamedShape) else ()
+
+
 class _InferredSize:
     """The type of a size that may be given as `None`, and is a number in a model."""
 
@@ -169,6 +206,17 @@ class Settings(Record):
         """Raise `ConfigurationError` for invalid fields; called once, when it is made."""
 
 
+_PLACES = {
+    "features": (
+        "features last",
+        "put nn.Flatten(), nn.GlobalAvgPool() or nn.Transpose() before it",
+    ),
+    "channels": ("channels first", "put nn.Transpose() before it"),
+    "ids": ("ids", "make it the first layer"),
+}
+"""The place of each axis that layers need, and how other axes become that."""
+
+
 class Layer(Settings):
     """The base class of layers.
 
@@ -274,8 +322,30 @@ class Layer(Settings):
         except MisfitError as error:
             raise error.seen_from(self.root, step) from None
 
+    def _misuse(self, values: tuple[Any, ...], named: dict[str, Any]) -> str:
+        text, name = super()._misuse(values, named), self.inferred[0]
+        if not name or None in values:
+            return text
+        place = self._fields.index(name)
+        filled = (*values[:place], None, *values[place:])
+        try:
+            type(self)(*filled, **named)
+        except (TypeError, ConfigurationError):
+            return text
+        shown = [*map(repr, filled), *(f"{key}={value!r}" for key, value in named.items())]
+        call = f"nn.{type(self).__name__}({', '.join(shown)})"
+        return f"{text}; {call} takes {name} from the layer before"
+
+    def takes_axis(self, shape: Shape, axis: str, advice: str = "") -> None:
+        """Raise an error for named axes without `"features"`, `"channels"` or `"ids"`."""
+        names = names_of(shape)
+        if len(names) > (axis != "ids") and axis not in names:
+            where, usual = _PLACES[axis]
+            raise self.misfit(f"got {shape}, expected {where}; {advice or usual}")
+
     def takes_features(self, shape: Shape, features: int) -> None:
-        """Raise an error for a shape with another number of features."""
+        """Raise an error for a shape with another number of features, or with channels first."""
+        self.takes_axis(shape, "features")
         if not shape:
             raise self.misfit(f"got scalars, expected {features} features")
         if shape[-1] != features:

@@ -25,6 +25,9 @@ from anydevice._nn.layer import (
     Shape,
     Share,
     Size,
+    channels_first,
+    features_last,
+    names_of,
     without_gradient,
 )
 from anydevice._nn.random_choice import random_mask
@@ -90,6 +93,11 @@ class Activation(Layer):
     def label(self) -> str:
         return self.name
 
+    def output(self, shape: Shape) -> Shape:
+        if self.name == "softmax":
+            self.takes_axis(shape, "features")
+        return shape
+
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return ACTIVATIONS[self.name](x)
 
@@ -151,7 +159,7 @@ class Dense(Layer):
 
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.inputs)
-        return (*shape[:-1], self.outputs)
+        return features_last((*shape[:-1], self.outputs))
 
     def initial(self, generator: Random) -> Parameters:
         shape, fans = (self.outputs, self.inputs), (self.inputs, self.outputs)
@@ -182,7 +190,8 @@ class Embedding(Layer):
         return self.rows
 
     def output(self, shape: Shape) -> Shape:
-        return (*shape, self.size)
+        self.takes_axis(shape, "ids")
+        return features_last((*shape, self.size))
 
     def initial(self, generator: Random) -> Parameters:
         return _draw_table(self.initializer, generator, self.rows, self.size)
@@ -220,10 +229,10 @@ class PositionEmbedding(Layer):
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)
         if len(shape) < 2:
-            raise self.misfit(f"got the shape {shape}, expected (tokens, {self.size})")
+            raise self.misfit(f"got the shape {shape}, expected (positions, {self.size})")
         if shape[-2] > self.tokens:
             raise self.misfit(f"got {shape[-2]} tokens, but it has {self.tokens} positions")
-        return shape
+        return features_last(shape)
 
     def initial(self, generator: Random) -> Parameters:
         return _draw_table(self.initializer, generator, self.tokens, self.size)
@@ -258,7 +267,7 @@ class _FeatureNorm(_Sized):
 
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)
-        return shape
+        return features_last(shape)
 
 
 class LayerNorm(_FeatureNorm):
@@ -299,13 +308,15 @@ class _OfChannels(_Sized):
 
     inferred = ("size", 0)
     _names = "weight bias"
+    _advice = "use nn.LayerNorm, or put nn.Transpose() before it"
 
     def output(self, shape: Shape) -> Shape:
         if not shape:
             raise self.misfit(f"got scalars, expected {self.size} channels")
+        self.takes_axis(shape, "channels", self._advice)
         if shape[0] != self.size:
             raise self.misfit(f"got {shape[0]} channels, the first axis of the shape {shape}")
-        return shape
+        return channels_first(shape)
 
 
 class BatchNorm(_OfChannels):
@@ -402,7 +413,7 @@ class GroupNorm(_OfChannels):
     def output(self, shape: Shape) -> Shape:
         if super().output(shape)[0] % self.groups:
             raise self.misfit(f"{self.groups} groups do not divide the channels")
-        return shape
+        return channels_first(shape)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         rows = ops.reshape(x, (x.shape[0], self.groups, -1))
@@ -415,6 +426,7 @@ class PReLU(_OfChannels):
     """`x` where it is positive, else `slope × x`, with a trained `slope` for each channel."""
 
     _names = "slope"
+    _advice = "put nn.Transpose() before it"
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         slope = _over_channels(parameters["slope"], x)
@@ -429,10 +441,34 @@ class Flatten(Layer):
     """
 
     def output(self, shape: Shape) -> Shape:
-        return (math.prod(shape),)
+        size = (math.prod(shape),)
+        return features_last(size) if names_of(shape) else size
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return ops.reshape(x, (x.shape[0], math.prod(x.shape[1:])))
+
+
+class Transpose(Layer):
+    """Swap positions and features, so that layers over channels and over features can follow.
+
+    (positions, features) becomes (channels, length), and (channels, length) the former. An image
+    (channels, height, width) becomes (positions, features), row by row.
+
+    >>> Transpose().output((64, 20)), Transpose().output((64, 4, 5))
+    ((20, 64), (20, 64))
+    """
+
+    def output(self, shape: Shape) -> Shape:
+        if len(shape) not in (2, 3) or names_of(shape).count("positions") > 1:
+            raise self.misfit(f"got {shape}, expected (positions, features) or channels first")
+        swapped = (math.prod(shape[1:]), shape[0])
+        if "features" in names_of(shape):
+            return channels_first(swapped)
+        return features_last(swapped) if names_of(shape) or len(shape) == 3 else swapped
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        joined = ops.reshape(x, (*x.shape[:2], math.prod(x.shape[2:])))
+        return ops.permute(joined, (0, 2, 1))
 
 
 class Chain(Layer):
@@ -514,7 +550,14 @@ class Concatenate(Layer):
         alike = len({(len(own), own[:axis], own[axis + 1 :]) for own in shapes}) == 1
         if not alike or not 0 <= axis < len(shapes[0]):
             raise self.misfit(f"got {' and '.join(map(str, shapes))}, which do not fit on {axis=}")
-        return (*shapes[0][:axis], sum(own[axis] for own in shapes), *shapes[0][axis + 1 :])
+        names = {names_of(own) for own in shapes if names_of(own)}
+        joined = (*shapes[0][:axis], sum(own[axis] for own in shapes), *shapes[0][axis + 1 :])
+        if len(names) > 1 or any(self.axis == 0 and own[0] == "positions" for own in names):
+            got = " and ".join(map(str, shapes))
+            raise self.misfit(f"got {got}, expected channels first; give axis=-1 for features")
+        if not names:
+            return joined
+        return features_last(joined) if "features" in names.pop() else channels_first(joined)
 
     def resolved(self, shape: Shape) -> Layer:
         parts = [self.resolved_of(step, layer, shape) for step, layer in self.parts]
@@ -559,7 +602,8 @@ class Residual(Layer):
 
     def output(self, shape: Shape) -> Shape:
         own, beside, *_ = [self.output_of(step, part, shape) for step, part in self.parts] + [shape]
-        if own != beside:
+        names = {names_of(sizes) for sizes in (own, beside) if names_of(sizes)}
+        if own != beside or len(names) > 1:
             raise self.misfit(
                 f"got {own} from {self.layer.label} and {beside} beside it; a shortcut that gives "
                 f"{own} too makes them fit"
@@ -662,13 +706,16 @@ class TiedEmbedding(Layer):
             )
 
     def output(self, shape: Shape) -> Shape:
-        inner = self.output_of(".inside", self.inside, (*shape, self.size))
+        self.takes_axis(shape, "ids")
+        inner = self.output_of(".inside", self.inside, features_last((*shape, self.size)))
+        self.takes_axis(inner, "features")
         if not inner or inner[-1] != self.size:
             raise self.misfit(f"got the shape {inner} from {self.inside.label}")
-        return (*inner[:-1], self.rows)
+        return features_last((*inner[:-1], self.rows))
 
     def resolved(self, shape: Shape) -> Layer:
-        inside = self.resolved_of(".inside", self.inside, (*shape, self.size))
+        named = features_last((*shape, self.size))
+        inside = self.resolved_of(".inside", self.inside, named)
         return self if inside is self.inside else replace(self, inside=inside)
 
     def initial(self, generator: Random) -> Parameters:

@@ -22,7 +22,7 @@ from anydevice._core.names import find_name
 from anydevice._core.record import Record, replace
 from anydevice._nn.convolution import Conv1d, Conv2d, ConvTranspose2d
 from anydevice._nn.layer import Layer, Parameters, Run
-from anydevice._nn.layers import Activation, Chain, Dense, Dropout, Flatten
+from anydevice._nn.layers import Activation, Chain, Dense, Dropout, Flatten, Transpose
 from anydevice._nn.recompute import Recomputed
 from anydevice._ops.arguments import different_shapes, wide, widened
 from anydevice._ops.dispatch import primitives
@@ -335,7 +335,7 @@ def _passes(layer: Layer, name: str) -> bool:
         return _passes(layer.layer, name)
     if isinstance(layer, Chain):
         return all(_passes(part, name) for part in layer.layers)
-    if isinstance(layer, Flatten):
+    if isinstance(layer, Flatten | Transpose):
         return name != "softmax"
     return isinstance(layer, Dropout) or layer == _IDENTITY
 

@@ -1,4 +1,4 @@
-"""Recurrent layers: an example is (time, features)."""
+"""Recurrent layers: an example is (positions, features), the positions in time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from anydevice import _ops as ops
 from anydevice._core.array import Array
 from anydevice._nn.initializers import ZEROS, Initial, initializer_of
-from anydevice._nn.layer import Check, Flag, Inferred, Layer, Parameters, Run, Shape, Size
+from anydevice._nn.layer import (
+    Check,
+    Flag,
+    Inferred,
+    Layer,
+    Parameters,
+    Run,
+    Shape,
+    Size,
+    features_last,
+)
 from anydevice._ops.arguments import widened
 from anydevice._ops.dispatch import own_version, primitives
 from anydevice._ops.dispatch import run as run_op
@@ -39,10 +49,13 @@ class _Recurrent(Layer):
         return f"{type(self).__name__}({self.inputs}→{self.outputs})"
 
     def output(self, shape: Shape) -> Shape:
+        self._check(shape)
+        return features_last((self.outputs,) if self.last else (shape[0], self.outputs))
+
+    def _check(self, shape: Shape) -> None:
         if len(shape) != 2 or not shape[0]:
-            raise self.misfit(f"got the shape {shape}, expected (time, {self.inputs})")
+            raise self.misfit(f"got the shape {shape}, expected (positions, {self.inputs})")
         self.takes_features(shape, self.inputs)
-        return (self.outputs,) if self.last else (shape[0], self.outputs)
 
     def initial(self, generator: Random) -> Parameters:
         make, rows = initializer_of(self.initializer), self._gates * self.outputs
@@ -56,7 +69,7 @@ class _Recurrent(Layer):
         return parameters
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        self.output(tuple(x.shape[1:]))
+        self._check(tuple(x.shape[1:]))
         names = ("input", "recurrent", "input_bias", "recurrent_bias")
         weights = [parameters.get(name) for name in names]
         definition = _DEFINITIONS[self._op]
@@ -116,7 +129,7 @@ class Bidirectional(Layer):
 
     def output(self, shape: Shape) -> Shape:
         inside = self.output_of(".forward", self.layer, shape)
-        return (*inside[:-1], 2 * inside[-1])
+        return features_last((*inside[:-1], 2 * inside[-1]))
 
     def initial(self, generator: Random) -> Parameters:
         pairs = zip(("forward", "backward"), generator.split(2), strict=True)

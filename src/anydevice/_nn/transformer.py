@@ -1,4 +1,4 @@
-"""The layers of a transformer: an example is (tokens, size)."""
+"""The layers of a transformer: an example is (positions, features)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from anydevice._nn.layer import (
     Run,
     Shape,
     Size,
+    features_last,
     setting_error,
 )
 from anydevice._nn.layers import Activation, Chain, Dense, Dropout, LayerNorm, RMSNorm
@@ -81,8 +82,8 @@ class Attention(Layer):
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)
         if len(shape) != 2:
-            raise self.misfit(f"got the shape {shape}, expected (tokens, {self.size})")
-        return shape
+            raise self.misfit(f"got the shape {shape}, expected (positions, {self.size})")
+        return features_last(shape)
 
     def initial(self, generator: Random) -> Parameters:
         make, size = initializer_of(self.initializer), self.size
@@ -141,7 +142,7 @@ class GatedMLP(Layer):
 
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)
-        return shape
+        return features_last(shape)
 
     def initial(self, generator: Random) -> Parameters:
         make, size, hidden = initializer_of(self.initializer), self.size, self.hidden

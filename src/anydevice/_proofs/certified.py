@@ -219,6 +219,7 @@ _LAYERS: dict[type[Layer], Callable[[Any, Any, BoxedBatch, Run], BoxedBatch]] = 
     layers.Flatten: _rising,
     layers.LeakyReLU: _rising,
     layers.Residual: _residual,
+    layers.Transpose: _rising,
     Recomputed: lambda layer, parameters, bounds, run: _propagate(
         layer.layer, parameters, bounds, run
     ),

@@ -240,6 +240,12 @@ def _pool_windows(layer: Any, cells: Cells) -> Cells:
     return elements.reshape(*elements.shape[:3], -1)
 
 
+def _by_row(layer: Any, cells: Cells) -> Cells:
+    """Return the cells that a global pooling joins as rows: a channel's, or a feature's."""
+    rows = cells if layer.over is None else np.moveaxis(cells, -1, 0)
+    return rows.reshape(len(rows), -1)
+
+
 def _apply_activation(graph: Builder, cells: Cells, name: str | None) -> Cells:
     return cells if name is None else _ACTIVATIONS[name](graph, cells)
 
@@ -330,6 +336,7 @@ _LAYERS: dict[type[Layer], Callable[[Builder, Any, Any, Cells], Cells]] = {
     layers.LayerNorm: _layer_norm,
     layers.LeakyReLU: lambda graph, layer, _, cells: graph.leaky_relu(cells, layer.slope),
     layers.PositionEmbedding: _position_embedding,
+    layers.Transpose: lambda graph, layer, _, cells: cells.reshape(len(cells), -1).T,
     layers.RMSNorm: lambda graph, layer, parameters, cells: graph.rms_norm(
         cells, _weights_of(parameters, "weight")[0][0], layer.eps
     ),
@@ -340,12 +347,8 @@ _LAYERS: dict[type[Layer], Callable[[Builder, Any, Any, Cells], Cells]] = {
     convolution.MaxPool2d: lambda graph, layer, _, cells: graph.largest(
         _pool_windows(layer, cells)
     ),
-    convolution.GlobalAvgPool: lambda graph, layer, _, cells: graph.mean(
-        cells.reshape(len(cells), -1)
-    ),
-    convolution.GlobalMaxPool: lambda graph, layer, _, cells: graph.largest(
-        cells.reshape(len(cells), -1)
-    ),
+    convolution.GlobalAvgPool: lambda graph, layer, _, cells: graph.mean(_by_row(layer, cells)),
+    convolution.GlobalMaxPool: lambda graph, layer, _, cells: graph.largest(_by_row(layer, cells)),
     transformer.Attention: _attention,
     transformer.GatedMLP: _gated_mlp,
 }

@@ -274,7 +274,8 @@ def _ready(
             names = {primitives(x).dtype(x).name for x in adapter.weights().values()}
             precision = next((name for name in _NARROW if name in names), None)
         made = compiled_model(still, target, optimize=optimize, precision=precision)
-        yield _Runner(made, loss, activation, still)
+        made._adapter.batches = True
+        yield _Runner(made, loss, activation, still if callable(still) else made)
 
 
 def _place_batches(

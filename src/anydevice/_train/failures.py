@@ -19,8 +19,8 @@ from anydevice._libraries.native import paths_of
 from anydevice._libraries.registry import adapter_of
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
-from anydevice._nn.layer import Layer, MisfitError, Run
-from anydevice._nn.losses import cross_entropy, split_weights
+from anydevice._nn.layer import Layer, MisfitError, Run, names_of
+from anydevice._nn.losses import _name_of, cross_entropy, split_weights
 from anydevice._train.batches import INPUT_ERRORS, mark_batch, prefix_error
 from anydevice._train.step_config import StepConfig, copied
 from anydevice.errors import AnyDeviceError, ConfigurationError, VerificationError
@@ -176,13 +176,15 @@ def explain_error(error: Exception, stepper: Stepper, batch: Any, where: str) ->
     """Return the error to raise if the step of this batch failed; `where` is the batch's name."""
     if isinstance(error, INPUT_ERRORS):
         prefix_error(error, where)
-        return _integer_error(stepper, batch, where) or error
+        return _integer_error(stepper, batch, where) or _label_error(stepper, batch, where) or error
     if isinstance(error, AnyDeviceError):
         return error
     value = None
     with suppress(Exception):
         value = stepper.config.value(stepper.parameters, batch, Run())
-    return error if value is None else _loss_error(stepper.config, value) or error
+    if value is None:
+        return _label_error(stepper, batch, where) or error
+    return _loss_error(stepper.config, value) or error
 
 
 def check_loss(config: StepConfig, value: Any) -> None:
@@ -253,7 +255,7 @@ def _loss_error(config: StepConfig, value: Any) -> ConfigurationError | None:
     shape = getattr(value, "shape", None)
     if shape is not None and not tuple(shape):
         return None
-    name = getattr(config.loss, "__name__", type(config.loss).__name__)
+    name = _name_of(config.loss)
     gave = f"a {type(value).__name__}" if shape is None else f"an array of shape {tuple(shape)}"
     return ConfigurationError(
         f"a loss must return a scalar; {name} returned {gave}; take its mean with ops.mean",
@@ -286,6 +288,33 @@ def _integer_error(stepper: Stepper, batch: Any, where: str) -> ConfigurationErr
         f"{where}: x is {owner.dtype_of(x).name}, and {name} computes in "
         f'{config.policy.compute}; give x.astype("float32")',
         source="x",
+    )
+
+
+def _label_error(stepper: Stepper, batch: Any, where: str) -> ConfigurationError | None:
+    """Return the error if y fits in another dtype, or is for examples and not for positions."""
+    config, pair = stepper.config, isinstance(batch, tuple) and len(batch) == 2
+    x: Any = batch[0] if pair else None
+    y: Any = batch[1] if pair else None
+    owner = owner_of(y)
+    if owner is None or not hasattr(x, "shape"):
+        return None
+    for dtype in ("int64", "int32", "float32"):
+        with suppress(Exception):
+            config.value(stepper.parameters, (x, ops.astype(y, dtype)), Run())
+            return ConfigurationError(
+                f"{where}: y is {owner.dtype_of(y).name}, and {_name_of(config.loss)} takes "
+                f'{"numbers" if dtype == "float32" else "integers"}; give y.astype("{dtype}")',
+                source="y",
+            )
+    shape = config.layer.output(tuple(x.shape[1:]))  # of a module, without names
+    if "positions" not in names_of(shape) or len(y.shape) != 1:
+        return None
+    return ConfigurationError(
+        f"{where}: y has one label for each example, and {config.layer.label} has an output for "
+        f"each of {shape[0]} positions; give its nn.LSTM or nn.GRU last=True, or put "
+        'nn.GlobalAvgPool(over="positions") before its last layer',
+        source="y",
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from inspect import signature
 from operator import is_
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import jax
+import numpy as np
 from jax import tree_util as trees
 
 from anydevice._arrays.move import is_array, to_device
@@ -17,7 +19,9 @@ from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.hooks import is_of
 from anydevice._libraries import base
+from anydevice._libraries.jax.random import key_of
 from anydevice._libraries.precision import Policy, cast
+from anydevice._nn.layer import Run
 from anydevice.errors import ConfigurationError
 
 _MOST_WRAPPERS = 8
@@ -58,6 +62,7 @@ class JaxAdapter(base.ArraysAdapter):
         return self.run(self.bound(arguments), *inputs, **named)
 
     def _module_of(self, model: Any) -> Any:
+        self.name = type(model).__name__
         return model
 
     def run(self, module: Any, *inputs: Any, **named: Any) -> Any:
@@ -121,28 +126,95 @@ class JaxAdapter(base.ArraysAdapter):
 
 
 class EquinoxAdapter(JaxAdapter):
-    """A module of Equinox, also in `jax.vmap`. It is immutable, so no changes are detected."""
+    """A module of Equinox, a pair of one and its state, or `jax.vmap` of one.
+
+    A module of one example is mapped over the rows of a batch. It is immutable, so no changes are
+    detected.
+    """
 
     kind = "equinox.Module"
     _training_note = base.training_mode_note("equinox.nn.inference_mode")
     _inference_mode = "equinox.nn.inference_mode(model)"
 
     def _module_of(self, model: Any) -> Any:
-        return mapped_module(model) or model
+        self._maps: dict[str, bool] = {}
+        self.has_state = isinstance(model, tuple)
+        module = model if self.has_state else mapped_module(model) or model
+        self.name = type(self.parted(module)[0]).__name__
+        return module
+
+    def parted(self, module: Any) -> tuple[Any, Any]:
+        """Return the module and its state, or `None`."""
+        return module if self.has_state else (module, None)
 
     def run(self, module: Any, *inputs: Any, **named: Any) -> Any:
-        if self._given is not self.module:
-            return self.over(module)(*inputs, **named)
-        try:
-            return module(*inputs, **named)
-        except Exception as error:
-            if _runs_mapped(module, inputs, named):
-                raise ConfigurationError(
-                    f"{type(module).__name__} takes one example, and got a batch: compile "
-                    "jax.vmap(model) in place of model",
-                    source="inputs",
-                ) from error
-            raise
+        return self.step(module, inputs, named)[0]
+
+    def step(
+        self, module: Any, inputs: tuple[Any, ...], named: Mapping[str, Any], run: Run | None = None
+    ) -> tuple[Any, Any]:
+        """Return the output and the new state; in training, each row has its own random key."""
+        if self._given is not self.module:  # the user maps it
+            return self.over(module)(*inputs, **named), None
+        call = _call_rows if self.maps(module, inputs, named, run) else _call_module
+        return call(*self.parted(module), inputs, named, run)
+
+    def maps(self, module: Any, inputs: Any, named: Any, run: Run | None = None) -> bool:
+        """Whether the inputs are a batch for a module of one example, by their shapes.
+
+        One with weights for 16 features may take 16 rows of them by accident, but not 7 and 11.
+        """
+        given = _with_rows((inputs, named))
+        known = f"{self.batches} {given}"
+        if known not in self._maps:
+            self._maps[known] = self._needs_rows(*self.parted(module), given, run)
+        return self._maps[known]
+
+    def _needs_rows(self, module: Any, state: Any, given: Any, run: Run | None) -> bool:
+        index = equinox().nn.StateIndex
+        parts = trees.tree_leaves(module, is_leaf=lambda x: isinstance(x, index))
+        if self.batches and state is None and any(isinstance(part, index) for part in parts):
+            raise ConfigurationError(
+                f"{self.name} has state: give (model, state), as equinox.nn.make_with_state "
+                "returned them, in place of model",
+                source="model",
+            )
+
+        def fits(call: Any, rows: int | None = None) -> bool:
+            try:
+                make = partial(call, module, state, run=run)
+                equinox().filter_eval_shape(make, *_with_rows(given, rows))
+            except Exception:  # a module may raise anything for inputs that it does not accept
+                return False
+            return True
+
+        if not fits(_call_rows):
+            return False
+        takes_both = fits(_call_module, 7) and fits(_call_module, 11)
+        if not takes_both or not self.batches:
+            return self.batches or not takes_both
+        draw = np.random.default_rng(0).integers
+        with jax.ensure_compile_time_eval():
+            whole = self.parted(equinox().nn.inference_mode(self.bound(self._own)))
+            rows = trees.tree_map(
+                lambda x: jax.numpy.asarray(draw(0, 3, x.shape), x.dtype) if _has_rows(x) else x,
+                _with_rows(given, 3),
+            )
+            outputs = [call(*whole, *rows)[0] for call in (_call_module, _call_rows)]
+            pairs = zip(*map(trees.tree_leaves, outputs), strict=True)
+            if all(a.shape == b.shape and np.allclose(a, b, 1e-3, 1e-5) for a, b in pairs):
+                return True
+        raise ConfigurationError(
+            f"{self.name} takes one example, and takes a batch too, with other outputs; give "
+            "jax.vmap(model) if it is written for one example, and otherwise a function: "
+            "lambda x: model(x), or in a training loss(model, x, y)",
+            source="model",
+        )
+
+    def traced(self, after: base.After, *inputs: Any, **named: Any) -> Any:
+        if self._given is self.module:  # decide before the outputs of parts are recorded
+            self.maps(self.bound(self.arguments), inputs, named)
+        return super().traced(after, *inputs, **named)
 
     def with_weights(self, arguments: Sequence[Array]) -> Any:
         """Return the user's model with other arrays."""
@@ -152,8 +224,12 @@ class EquinoxAdapter(JaxAdapter):
         """Return the user's model over another module."""
         return _with_module(self._given, self.module, module)
 
+    def _all_paths(self, module: Any) -> list[str]:
+        module, state = self.parted(module)
+        return [*super()._all_paths(module), *state_paths(state)]
+
     def _parts(self, module: Any) -> dict[str, Any]:
-        return dict(_modules_in(module, equinox().Module, ""))
+        return dict(_modules_in(self.parted(module)[0], equinox().Module, ""))
 
     def _in_training(self) -> str | None:
         parts = self._parts(self.module).items()
@@ -259,15 +335,67 @@ def _with_module(function: Any, old: Any, new: Any, depth: int = 0) -> Any:
     return made
 
 
-def _runs_mapped(module: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Whether the module accepts each of these examples alone."""
-    axes = [0 if getattr(x, "shape", ()) else None for x in inputs]
-    mapped = jax.vmap(lambda *one: module(*one, **named), in_axes=axes)
-    try:
-        jax.eval_shape(mapped, *inputs)
-    except Exception:  # a module may raise anything for inputs that it does not accept
-        return False
-    return True
+def _key_of_call(module: Any, named: Mapping[str, Any], run: Run | None) -> Any:
+    """Return the random key of a call: of the step in training, a fixed one if it needs one."""
+    parameter = signature(type(module).__call__).parameters.get("key")
+    if parameter is None or "key" in named:
+        return named.get("key")
+    if run is not None and run.training:
+        return key_of(run)
+    return jax.random.key(0) if parameter.default is parameter.empty else None
+
+
+def _call_module(
+    module: Any, state: Any, inputs: Any, named: Any, run: Run | None = None, key: Any = None
+) -> tuple[Any, Any]:
+    """Return the output of a module and its new state; the state comes after the inputs."""
+    key = _key_of_call(module, named, run) if key is None else key
+    named = named if key is None else {**named, "key": key}
+    if state is None:
+        return module(*inputs, **named), None
+    if not inputs:
+        return tuple(module(**named, state=state))
+    return tuple(module(*inputs, state, **named))
+
+
+def _call_rows(
+    module: Any, state: Any, inputs: Any, named: Any, run: Run | None = None
+) -> tuple[Any, Any]:
+    """Return the outputs for all rows, each with its own key, and one new state."""
+    key = _key_of_call(module, named, run)
+    named = {name: x for name, x in named.items() if name != "key"}
+    if key is not None:
+        count = next(x.shape[0] for x in trees.tree_leaves((inputs, named)) if _has_rows(x))
+        first = 0 if run is None or run.rows is None else run.rows[0]
+        key = jax.vmap(partial(jax.random.fold_in, key))(jax.numpy.arange(first, first + count))
+    parts = [module, *dict(_modules_in(module, equinox().Module, "")).values()]
+    names = [part.axis_name for part in parts if getattr(part, "axis_name", None) is not None]
+    mapped = equinox().filter_vmap(
+        lambda state, key, inputs, named: _call_module(module, state, inputs, named, run, key),
+        in_axes=(None, *[lambda x: 0 if _has_rows(x) else None] * 3),
+        out_axes=(equinox().if_array(0), None),
+        axis_name=names[0] if names else "batch",  # by which a BatchNorm reaches the other rows
+    )
+    return tuple(mapped(state, key, inputs, named))
+
+
+def _has_rows(x: Any) -> bool:
+    return bool(getattr(x, "shape", ()))
+
+
+def _with_rows(inputs: Any, rows: int | None = None) -> Any:
+    """Return the shapes of inputs, with another number of rows if it is given."""
+    make = jax.ShapeDtypeStruct
+    return trees.tree_map(
+        lambda x: make((rows or x.shape[0], *x.shape[1:]), x.dtype) if _has_rows(x) else x, inputs
+    )
+
+
+def state_paths(state: Any) -> dict[str, Any]:
+    """Return the values of the state of a module by path; empty for `None`."""
+    pairs, _ = trees.tree_flatten_with_path(state)
+    names = [trees.keystr(path).replace("<flat index ", "").replace(">", "") for path, _ in pairs]
+    return {f"[state]{name}": x for name, (_, x) in zip(names, pairs, strict=True)}
 
 
 def _watch_objects(module: Any) -> base.Watched:

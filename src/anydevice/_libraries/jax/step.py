@@ -10,7 +10,13 @@ import jax
 
 from anydevice._core.array import Array
 from anydevice._core.trees import Tree
-from anydevice._libraries.jax.module import EquinoxAdapter, equinox, mapped_module, nnx
+from anydevice._libraries.jax.module import (
+    EquinoxAdapter,
+    equinox,
+    mapped_module,
+    nnx,
+    state_paths,
+)
 from anydevice._libraries.layers import (
     LibraryOptimizer,
     Loss,
@@ -22,17 +28,20 @@ from anydevice._nn.layer import Run
 
 
 class EquinoxLayer(ModuleLayer):
-    """A module of Equinox, also in `jax.vmap`. It is immutable, so the result is a new one."""
+    """A module of Equinox, or a pair of one and its state. It is immutable: the result is new."""
 
     adapter: Any = None
 
     library = "jax"
 
     def settings_fit(self) -> None:
-        object.__setattr__(self, "adapter", EquinoxAdapter(self.given))
+        adapter = EquinoxAdapter(self.given)
+        adapter.batches = True
+        object.__setattr__(self, "adapter", adapter)
         inexact = equinox().is_inexact_array
-        state = [name for name, x in self.parameters.items() if not inexact(x)]
-        object.__setattr__(self, "held", tuple(state))
+        state = state_paths(self.given[1]) if adapter.has_state else {}
+        names = [name for name, x in self.parameters.items() if not inexact(x) or name in state]
+        object.__setattr__(self, "held", tuple(names))
 
     @property
     def parameters(self) -> dict[str, Array]:
@@ -45,12 +54,16 @@ class EquinoxLayer(ModuleLayer):
     def loss_and_output(
         self, loss: Loss | None, parameters: Mapping[str, Array], batch: Any, run: Run
     ) -> tuple[Array, Any]:
-        if loss is None or takes_model(loss):
+        adapter = self.adapter
+        if not adapter.has_state and (loss is None or takes_model(loss)):
             return super().loss_and_output(loss, parameters, batch, run)
         module = self._module(parameters, training=run.training)
 
         def called(*inputs: Any, **named: Any) -> Any:
-            return self.adapter.run(module, *inputs, **named)
+            output, state = adapter.step(module, inputs, named, run)
+            for name, x in state_paths(state).items():
+                run.update(name, x)
+            return output
 
         return loss_and_output(loss, called, batch, run)
 

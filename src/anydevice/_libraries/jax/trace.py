@@ -37,7 +37,7 @@ def trace_output(adapter: ModelAdapter, trace: Trace, shape: tuple[int, ...]) ->
     if len(jax.tree_util.tree_leaves(outputs)) != 1:
         raise trace.refuse("a module with several outputs")
     fixed = map(_constant, closed.consts)
-    (y,) = _run(trace, closed.jaxpr, [*fixed, trace.input], type(module).__name__)
+    (y,) = _run(trace, closed.jaxpr, [*fixed, trace.input], adapter.name)
     return y
 
 
@@ -77,15 +77,23 @@ def _run(trace: Trace, jaxpr: Any, inputs: list[Traced], path: str) -> list[Trac
     def read(variable: Any) -> Traced:
         if hasattr(variable, "val"):
             return FixedTensor(np.asarray(variable.val))
+        if variable not in tensors:
+            raise trace.refuse("random numbers")
         return tensors[variable]
 
     for equation in jaxpr.eqns:
+        if any(_is_key(x) for x in equation.outvars):  # a dropout in inference uses none
+            continue
         scopes = str(equation.source_info.name_stack).split("/")
         modules = [scope for scope in scopes if scope.startswith("module ")]
         trace.path = modules[-1].removeprefix("module ") if modules else path
         results = _trace_equation(trace, equation, [read(x) for x in equation.invars], trace.path)
         tensors.update(zip(equation.outvars, results, strict=True))
     return [read(x) for x in jaxpr.outvars]
+
+
+def _is_key(variable: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(variable.aval.dtype, jax.dtypes.prng_key))
 
 
 def _trace_equation(trace: Trace, equation: Any, inputs: list[Traced], path: str) -> list[Traced]:
