@@ -38,7 +38,7 @@ def test_fields_come_in_their_order_and_have_defaults() -> None:
     [
         ((), {}, "Card needs name"),
         (("a", 1, (), 2), {}, "Card got 4 values"),
-        (("a",), {"memry": 1, "size": 2}, "Card has no memry and size"),
+        (("a",), {"memry": 1, "size": 2}, "Card has no memry (did you mean 'memory'?) and size"),
         (("a",), {"name": "b"}, "Card got name twice"),
         ((), {"memory": 1}, "Card needs name"),
         ((), {"label": 1}, "Card needs name, has no label"),

@@ -271,7 +271,11 @@ def test_later_positions_do_not_change_earlier_ones() -> None:
         (nn.Conv2d(4, 6, 1, groups=4), (4, 3, 3), "4 groups do not divide its channels"),
         (nn.GroupNorm(6, groups=4), (6, 3), "GroupNorm(6): 4 groups do not divide the channels"),
         (nn.MaxPool1d(5), (3, 4), "MaxPool1d(5): got a length of 4, which its windows do not fit"),
-        (nn.Concatenate(nn.Dense(6, 4), "tanh"), (3, 6), "got (positions 3, features 4) and (3, 6), which"),
+        (
+            nn.Concatenate(nn.Dense(6, 4), "tanh"),
+            (3, 6),
+            "got (positions 3, features 4) and (3, 6), which",
+        ),
         (nn.Bidirectional(nn.GRU(4, 5)), (6, 3), "Bidirectional.forward GRU(4→5): got 3 features"),
         (nn.GRU(4, 5), (4,), "GRU(4→5): got the shape (4,), expected (positions, 4)"),
         (nn.LSTM(4, 5), (6, 3), "LSTM(4→5): got 3 features"),

@@ -33,7 +33,7 @@ class Array(Protocol):
         """The number of axes."""
 
 
-class Number(Array, Protocol):
+class ScalarArray(Array, Protocol):
     """An array of one number, such as a loss; `float(loss)` waits for it."""
 
     def __float__(self) -> float: ...

@@ -124,7 +124,7 @@ def find_name(kind: str, given: object, ours: Iterable[str]) -> tuple[str | None
     names = {_normal(name): name for name in ours}
     if isinstance(given, str) and given in names.values():
         return given, ""
-    key = _normal(given)
+    key = _normal(given) if isinstance(given, str | int) else ""
     if advice := _row_of(INSTEAD, kind, key):
         return None, f" (did you mean {advice}?)"
     meant = names.get(key) or _row_of(SAME, kind, key)

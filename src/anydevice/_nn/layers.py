@@ -582,7 +582,7 @@ class Residual(Layer):
     (8,)
     >>> Residual(Dense(8, 4)).output((8,))
     Traceback (most recent call last):
-    anydevice._nn.layer.MisfitError: Residual: got (4,) from Dense(8→4) and (8,) beside it; ...
+    anydevice._nn.layer.MisfitError: Residual: got (features 4) from ... and (8,) beside it; ...
     """
 
     layer: Layer

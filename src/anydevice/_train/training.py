@@ -18,7 +18,7 @@ from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import to_numpy
 from anydevice._compile.compile import OPTIMIZATIONS
 from anydevice._core import checks
-from anydevice._core.array import Number
+from anydevice._core.array import ScalarArray
 from anydevice._core.device import Device
 from anydevice._core.files import remove_leftovers
 from anydevice._core.names import other_keywords
@@ -281,7 +281,7 @@ class Training(Generic[ModelT]):
             )
         self.end_epoch()
 
-    def step(self, batch: Any) -> Number:
+    def step(self, batch: Any) -> ScalarArray:
         """Train on a batch, and return its loss as an array on the device.
 
         Every `accumulate` batches, the parameters change. Raises `VerificationError`, with the step

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
+from anydevice._core.locks import ForkSafeLock
 from anydevice.cli.printing import Output, complain
 from anydevice.cli.terminal import TerminalEvents
 from anydevice.errors import ConfigurationError
@@ -103,7 +104,7 @@ def serve(address: str, measure: Callable[[], Sequence[DeviceUsage]], output: Ou
 class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = os.name == "posix"  # elsewhere two programs could share the port
     daemon_threads = True
-    lock = threading.Lock()
+    lock = ForkSafeLock()
     measure: Callable[[], Sequence[DeviceUsage]]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -122,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != _PATH:
             self.send_error(404, explain=f"the metrics are at {_PATH}")
             return
-        with self.server.lock:  # one look at the devices at a time
+        with self.server.lock.native:  # one look at the devices at a time
             body = exposition(self.server.measure()).encode("utf-8", "replace")
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
