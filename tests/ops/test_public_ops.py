@@ -22,7 +22,7 @@ from anydevice.errors import OutOfMemoryError
 from tests.refusals import refuses
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", _ops.__all__)
 def test_an_op_is_known_by_its_public_name(name: str) -> None:
     op = getattr(ops, name)
     assert (op.__name__, op.__qualname__, op.__module__) == (name, name, "anydevice.ops")
@@ -59,7 +59,7 @@ def first_call(name: str, monkeypatch: pytest.MonkeyPatch, error: Exception) -> 
     return getattr(ops, name)(*made.arguments, **made.options)
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", _ops.__all__)
 def test_every_op_says_that_memory_ran_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OutOfMemoryError, match=r"^cpu is out of memory"):
         first_call(name, monkeypatch, MemoryError())
@@ -86,7 +86,7 @@ def test_it_is_what_the_reference_says(name: str) -> None:
                 assert trials.run(trial, engine, Device("cpu")) is None, (case.name, dtype)
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", _ops.__all__)
 def test_parameters_are_taken_by_name(name: str) -> None:
     op = getattr(ops, name)
     missing = object()
@@ -96,10 +96,10 @@ def test_parameters_are_taken_by_name(name: str) -> None:
 
 
 KEYWORD_ONLY = {"rope", "attention", "experts", "update_sgd", "update_adam", "update_lion"}
-KEYWORD_ONLY |= {"zeros", "ones", "full", "arange", "eye"}
+KEYWORD_ONLY |= {"zeros", "ones", "full", "arange", "eye", "linspace", "meshgrid"}
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", _ops.__all__)
 def test_an_op_has_a_docstring_with_an_example(name: str) -> None:
     op = getattr(ops, name)
     text = inspect.getdoc(op)
@@ -109,7 +109,7 @@ def test_an_op_has_a_docstring_with_an_example(name: str) -> None:
     assert any(example.want for example in examples)
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", _ops.__all__)
 def test_an_op_has_types_and_options_by_name(name: str) -> None:
     signature = inspect.signature(getattr(ops, name))
     given = signature.parameters.values()
@@ -124,7 +124,9 @@ def test_the_list_is_complete() -> None:
         for name, value in vars(ops).items()
         if inspect.isfunction(value) and not name.startswith("_")
     ]
-    assert sorted(public) == sorted(ops.__all__)
+    assert sorted(public) == sorted(ops.__all__) == dir(ops)
+    assert {*ops.__all__} - {*_ops.__all__} == {"namespace", "permute_dims", "pow"}
+    assert (ops.permute_dims, ops.pow) == (ops.permute, ops.power)
 
 
 def test_the_old_name_of_slice_axis_warns() -> None:

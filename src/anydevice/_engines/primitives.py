@@ -104,11 +104,10 @@ class BasePrimitives(Generic[A]):
             for name in names:
                 if name not in vars(cls):
                     setattr(cls, name, staticmethod(make(name)))
-        for names, make in ((OPTIONAL_ONE, one), (OPTIONAL_TWO, two)):
-            for name in names:
+        for optional, make in ((OPTIONAL_ONE, one), (OPTIONAL_TWO, two)):
+            for name in optional:
                 with suppress(AttributeError):
-                    function = vars(cls).get(name) or make(name)
-                    setattr(cls, name, _compute_wide(function))
+                    setattr(cls, name, _compute_wide(vars(cls).get(name) or make(name)))
 
     def dtype(self, x: Any) -> DType:
         return known_dtype(x.dtype)

@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 
 from anydevice._core.array import Array, ArrayT
 from anydevice._core.engine import Absent
+from anydevice._machine.engines.registry import owner_of
 from anydevice._ops.arguments import (
     NUMBERS,
     bool_primitives,
@@ -143,7 +144,8 @@ _DEFINITIONS: dict[str, Definition] = {
 
 def _define(name: str) -> Definition:
     """Return the definition of an op: by default, the primitive of its name."""
-    definition = _DEFINITIONS.get(name, lambda xp, *operands: getattr(xp, name)(*operands))
+    own: Definition = lambda xp, *operands: getattr(xp, name)(*operands)  # noqa: E731
+    definition = _DEFINITIONS.get(name, own)
 
     def compute(xp: Any, *operands: Any) -> Any:
         try:
@@ -151,7 +153,8 @@ def _define(name: str) -> Definition:
         except AttributeError as error:
             if error.obj is not xp:
                 raise
-            what = f"{type(xp).__name__} has no {error.name}, which {name} needs"
+            engine: Any = owner_of(operands[0]) or owner_of(operands[1])
+            what = f"{engine.label} has no {error.name}, which {name} needs"
             raise Absent(what, "use other ops", code="no_primitive").error() from None
 
     return compute

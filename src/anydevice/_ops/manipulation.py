@@ -274,6 +274,7 @@ def broadcast_arrays(*arrays: ArrayT) -> list[ArrayT]:
     >>> [x.shape for x in broadcast_arrays(numpy.ones((2, 1)), numpy.ones(3))]
     [(2, 3), (2, 3)]
     """
+    _require_arrays("broadcast_arrays", arrays)
     shape: Shape = ()
     for x in arrays:
         primitives(x, "broadcast_arrays")
@@ -285,13 +286,12 @@ def broadcast_arrays(*arrays: ArrayT) -> list[ArrayT]:
 
 
 def meshgrid(*arrays: ArrayT, indexing: str = "xy") -> list[ArrayT]:
-    """Return the coordinates of a grid: each vector along an axis of its own.
-
-    With `indexing` "xy", the first one is along the second axis.
+    """Return the coordinates of a grid; with "xy", the first vector is along the second axis.
 
     >>> [x.tolist() for x in meshgrid(numpy.array([1, 2]), numpy.array([3, 4]), indexing="ij")]
     [[[1, 1], [2, 2]], [[3, 4], [3, 4]]]
     """
+    _require_arrays("meshgrid", arrays)
     for x in arrays:
         primitives(x, "meshgrid")
         if x.ndim != 1 or indexing not in ("xy", "ij"):
@@ -515,9 +515,7 @@ def arange(
 def linspace(
     start: float, stop: float, num: int, *, like: ArrayT, dtype: Kind | None = None
 ) -> ArrayT:
-    """Return `num` numbers from `start` to `stop`, equally far apart and both included.
-
-    They are on the device of the array `like`, in its dtype unless another is given.
+    """Return `num` numbers from `start` to `stop`, both included, on the device of `like`.
 
     >>> linspace(0, 1, 5, like=numpy.ones(1)).tolist()
     [0.0, 0.25, 0.5, 0.75, 1.0]

@@ -249,9 +249,7 @@ def searchsorted(x1: ArrayT, x2: ArrayT, side: str = "left") -> ArrayT:
 
 
 def nonzero(x: ArrayT) -> tuple[ArrayT, ...]:
-    """Return the indices of the elements that are not 0, as int32: an array for each axis.
-
-    Their number depends on x, so that compiled code has no nonzero.
+    """Return the int32 indices of elements other than 0, for each axis; compiled code has none.
 
     >>> [at.tolist() for at in nonzero(numpy.array([[0, 5], [7, 0]]))]
     [[0, 1], [1, 0]]
@@ -263,9 +261,7 @@ def nonzero(x: ArrayT) -> tuple[ArrayT, ...]:
 
 
 def unique_values(x: ArrayT) -> ArrayT:
-    """Return the different elements, in order; each NaN differs from all.
-
-    Their number depends on x, so that compiled code has no unique_values.
+    """Return the different elements, in order, each NaN one; compiled code has none.
 
     >>> unique_values(numpy.array([3, 1, 3])).tolist()
     [1, 3]

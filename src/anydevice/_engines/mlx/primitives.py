@@ -29,12 +29,12 @@ under_way = local()
 
 
 def _two(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Return the function, in which a fraction beside integers becomes an integer."""
+    """Return the function, in which a number takes the dtype of the array beside it."""
 
     def call(a: mx.array | float, b: mx.array | float) -> Any:
-        if type(b) is float:
-            return function(a, _number(b, a))
-        return function(_number(a, b), b) if type(a) is float else function(a, b)
+        if isinstance(b, mx.array):
+            return function(a if isinstance(a, mx.array) else _number(a, b), b)
+        return function(a, _number(b, a))
 
     return call
 
@@ -112,6 +112,19 @@ class MlxPrimitives(BasePrimitives[mx.array], one=functions_of(mx), two=function
             total = 1 + total * square * (2 / (2 * term + 1))
         share = 2 / math.sqrt(math.pi) * near * self.exp(-square) * total
         return mx.clip(share, -1.0, 1.0)
+
+    @staticmethod
+    def log10(x: mx.array) -> mx.array:
+        return mx.log(x) / math.log(10) if x.dtype == mx.float64 else mx.log10(x)
+
+    @staticmethod
+    def tan(x: mx.array) -> Any:
+        return _sin_in_full(x) / _cos_in_full(x) if x.dtype == mx.float64 else mx.tan(x)
+
+    @staticmethod
+    def logaddexp(a: mx.array, b: mx.array) -> mx.array:
+        small = mx.power(math.e, -mx.abs(a - b))
+        return mx.where(a == b, a + math.log(2), mx.maximum(a, b) + mx.log1p(small))
 
     def where(self, condition: mx.array, a: mx.array | float, b: mx.array | float) -> mx.array:
         like = a if isinstance(a, mx.array) else b
