@@ -18,7 +18,7 @@ from anydevice._check.cases.table import TABLE
 from anydevice._core.device import Device
 from anydevice._machine.engines import registry
 from anydevice._ops import dispatch
-from anydevice.errors import OutOfMemoryError
+from anydevice.errors import OutOfMemoryError, UnsupportedError
 from tests.refusals import refuses
 
 
@@ -133,6 +133,30 @@ def test_the_old_name_of_slice_axis_warns() -> None:
     with pytest.warns(DeprecationWarning, match=r"^ops.part is now ops.slice_axis") as warned:
         assert ops.part is ops.slice_axis  # type: ignore[attr-defined]
     assert warned[0].filename == __file__
+
+
+def test_the_namespace_of_the_standard() -> None:
+    compat = pytest.importorskip("array_api_compat")
+    x = np.arange(3.0)
+    assert ops.namespace(x) is compat.array_namespace(x)
+    assert ops.namespace(x).permute_dims(x[None], (1, 0)).shape == (3, 1)
+    with pytest.raises(
+        UnsupportedError, match=r"^array_api_compat knows no str; use anydevice\.ops"
+    ):
+        ops.namespace("text")  # type: ignore[type-var]
+
+
+def test_an_engine_without_a_function_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(type(dispatch.primitives(np.ones(1))), "atan2")
+    with pytest.raises(UnsupportedError, match=r"^NumPy has no atan2, which atan2 needs"):
+        ops.atan2(np.ones(2), 1)
+
+
+def test_compiled_code_has_no_results_of_unknown_size() -> None:
+    jax = pytest.importorskip("jax")
+    for op in (ops.nonzero, ops.unique_values):
+        with pytest.raises(UnsupportedError, match="depends on the numbers, which compiled code"):
+            jax.jit(op)(jax.numpy.ones(3))
 
 
 def test_no_module_has_the_name_of_an_op() -> None:
