@@ -14,8 +14,6 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from anydevice._core.array import Array, ArrayT
-from anydevice._core.engine import Absent
-from anydevice._machine.engines.registry import owner_of
 from anydevice._ops.arguments import (
     NUMBERS,
     bool_primitives,
@@ -142,43 +140,27 @@ _DEFINITIONS: dict[str, Definition] = {
 """Ops that no library has, or that libraries do not have in one way."""
 
 
-def _define(name: str) -> Definition:
-    """Return the definition of an op: by default, the primitive of its name."""
-    own: Definition = lambda xp, *operands: getattr(xp, name)(*operands)  # noqa: E731
-    definition = _DEFINITIONS.get(name, own)
-
-    def compute(xp: Any, *operands: Any) -> Any:
-        try:
-            return definition(xp, *operands)
-        except AttributeError as error:
-            if error.obj is not xp:
-                raise
-            engine: Any = owner_of(operands[0]) or owner_of(operands[1])
-            what = f"{engine.label} has no {error.name}, which {name} needs"
-            raise Absent(what, "use other ops", code="no_primitive").error() from None
-
-    return compute
-
-
 def _unary(
     name: str, meaning: str, given: str, result: str,
     take: Callable[[str, Any], Any] = float_primitives,
 ) -> Unary:  # fmt: skip
     """Return an op on one array of the dtypes whose primitives `take` gives."""
-    compute = _define(name)
+    define = _DEFINITIONS.get(name)
 
-    def op(x: ArrayT) -> ArrayT:
-        return cast("ArrayT", compute(take(name, x), x))
+    def op(x: ArrayT) -> Any:
+        xp = take(name, x)
+        return getattr(xp, name)(x) if define is None else define(xp, x)
 
     return cast("Unary", _op(op, name, meaning, given, result))
 
 
 def _binary(name: str, meaning: str, given: str, result: str) -> Binary:
     """Return an op on two operands; `arguments.py` has the dtypes that it takes."""
-    compute = _define(name)
+    define = _DEFINITIONS.get(name)
 
-    def op(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
-        return cast("ArrayT", compute(*operands(name, a, b)))
+    def op(a: ArrayT | float, b: ArrayT | float) -> Any:
+        xp, a, b = operands(name, a, b)
+        return getattr(xp, name)(a, b) if define is None else define(xp, a, b)
 
     return cast("Binary", _op(op, name, meaning, given, result))
 

@@ -245,7 +245,9 @@ def searchsorted(x1: ArrayT, x2: ArrayT, side: str = "left") -> ArrayT:
     require_one_dtype("searchsorted", x1=x1, x2=x2)
     if x1.ndim != 1 or side not in ("left", "right"):
         raise wrong_shapes("searchsorted", "x1 must be a vector, side 'left' or 'right'", x1=x1)
-    return run3(_searchsorted, _searchsorted, x1, x2, side == "left")
+    return run3(
+        own_version(x1, "searchsorted", _searchsorted), _searchsorted, x1, x2, side == "left"
+    )
 
 
 def nonzero(x: ArrayT) -> tuple[ArrayT, ...]:
