@@ -16,8 +16,12 @@ TESTS := $(VENV)/.ready-test
 DOCS  := $(VENV)/.ready-docs
 DIST  := $(VENV)/.ready-dist
 
+# One worker more than there are cores, since some wait for the processes that they started.
+CORES   := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN || echo 1)
+WORKERS ?= $(shell expr $(CORES) + 1)
+
 # Many tests start Python anew, which reads what was compiled once, whatever the shell says of that.
-PYTEST := PYTHONDONTWRITEBYTECODE= ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest --numprocesses=logical --dist=worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
 # A small language model, which the package index has: to talk to, and for the tests.
 MODEL := .cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf

@@ -80,7 +80,8 @@ def engines_of(name: str, file: Path) -> Iterator[Row]:
         found, perplexity = score(model)
         reply = model.generate(PROMPT, REPLY).tokens
         moved, price = float(np.abs(found - expected).max()), perplexity / base - 1
-        same = next((n for n, pair in enumerate(zip(reply, text)) if pair[0] != pair[1]), REPLY)
+        pairs = enumerate(zip(reply, text, strict=False))  # one may end before the other
+        same = next((n for n, pair in pairs if pair[0] != pair[1]), REPLY)
         said = f"perplexity {perplexity:.4f} ({100 * price:+.4f} %), log probabilities move by at "
         said += f"most {moved:.1e}, {same} of {REPLY} greedy tokens equal"
         exact = model.executor != "onnxruntime"
