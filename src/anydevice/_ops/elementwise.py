@@ -165,7 +165,7 @@ def _binary(name: str, meaning: str, given: str, result: str) -> Binary:
     return cast("Binary", _op(op, name, meaning, given, result))
 
 
-def _fused(
+def _prefer_own(
     name: str, meaning: str, given: str, result: str, definition: Definition,
     version: Callable[..., Any] = number_version,
 ) -> Unary:  # fmt: skip
@@ -226,7 +226,7 @@ erf = _unary("erf", "the error function", "[0.0, numpy.inf]", "[0.0, 1.0]")
 exp = _unary("exp", "the exponential function", "[0.0, -numpy.inf]", "[1.0, 0.0]")
 expm1 = _unary("expm1", "`exp(x) - 1`, exact for small x", "[1e-20]", "[1e-20]")
 isinf = _unary("isinf", "whether x is infinite: booleans", "[-numpy.inf, 1]", "[True, False]")
-isfinite = _fused(
+isfinite = _prefer_own(
     "isfinite", "whether x is a finite number", "[1, numpy.inf]", "[True, False]", _isfinite
 )
 isnan = _unary("isnan", "whether x is NaN: booleans", "[1.0, numpy.nan]", "[False, True]")
@@ -235,11 +235,11 @@ log10 = _unary("log10", "the logarithm to base 10", "[100.0, 0.0]", "[2.0, -inf]
 log1p = _unary("log1p", "`log(1 + x)`, exact for small x", "[1e-20]", "[1e-20]")
 log2 = _unary("log2", "the logarithm to base 2", "[8.0, 0.0]", "[3.0, -inf]")
 reciprocal = _unary("reciprocal", "`1 / x`", "[4.0]", "[0.25]")
-relu = _fused("relu", "the larger of x and 0; NaN stays", "[-1.0, 2.0]", "[0.0, 2.0]", _relu)
+relu = _prefer_own("relu", "the larger of x and 0; NaN stays", "[-1.0, 2.0]", "[0.0, 2.0]", _relu)
 rsqrt = _unary("rsqrt", "one over the square root", "[4.0, 0.0]", "[0.5, inf]")
 sigmoid = _unary("sigmoid", "`1 / (1 + exp(-x))`, without overflow", "[0, -1e9]", "[0.5, 0.0]")
 signbit = _unary("signbit", "whether the sign is set: booleans", "[-0.0, 0]", "[True, False]")
-silu = _fused("silu", "`x × sigmoid(x)`", "[0.0, 100.0]", "[0.0, 100.0]", _silu, float_version)
+silu = _prefer_own("silu", "`x × sigmoid(x)`", "[0.0, 100.0]", "[0.0, 100.0]", _silu, float_version)
 sin = _unary("sin", "the sine", "[0.0, 0.0]", "[0.0, 0.0]")
 sinh = _unary("sinh", "the hyperbolic sine", "[0.0]", "[0.0]")
 sqrt = _unary("sqrt", "the square root", "[4.0, -1.0]", "[2.0, nan]")

@@ -246,7 +246,7 @@ def searchsorted(x1: ArrayT, x2: ArrayT, side: str = "left") -> ArrayT:
     if x1.ndim != 1 or side not in ("left", "right"):
         raise wrong_shapes("searchsorted", "x1 must be a vector, side 'left' or 'right'", x1=x1)
     return run3(
-        own_version(x1, "searchsorted", _searchsorted), _searchsorted, x1, x2, side == "left"
+        own_version(x1, "searchsorted", _search_sorted), _search_sorted, x1, x2, side == "left"
     )
 
 
@@ -470,7 +470,7 @@ def _scan(x: ArrayT, axis: int, join: Callable[[ArrayT, ArrayT], ArrayT]) -> Arr
     return xp.astype(sums, xp.dtype(x))
 
 
-def _searchsorted(x1: ArrayT, x2: ArrayT, left: bool) -> ArrayT:
+def _search_sorted(x1: ArrayT, x2: ArrayT, left: bool) -> ArrayT:
     """Search by halves: each step adds a power of two to the indices, or not."""
     xp, size = primitives(x1), x1.shape[0]
     if known_float(x1) is not None:

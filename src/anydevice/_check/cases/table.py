@@ -331,7 +331,7 @@ _MOVED |= {"tril": (), "matrix_transpose": (), "unstack": (), "broadcast_arrays"
 """Ops that move elements, with the arguments behind x."""
 
 
-def _moved(op: str, *arguments: Any) -> Row:
+def _move_row(op: str, *arguments: Any) -> Row:
     return _shape_row(
         op,
         lambda rows: of((rows, HIDDEN), *arguments),
@@ -345,7 +345,7 @@ def _grid(*sizes: int) -> Make:
 
 
 MANIPULATION: tuple[Row, ...] = (
-    *(_moved(op, *arguments) for op, arguments in _MOVED.items()),
+    *(_move_row(op, *arguments) for op, arguments in _MOVED.items()),
     _shape_row(
         "squeeze",
         lambda rows: of((rows, 1, HIDDEN), 1),

@@ -555,6 +555,8 @@ def _bias_correction(beta: float, count: Any) -> Array:
     return -jnp.expm1(count * math.log(beta)) if beta else jnp.ones_like(count)
 
 
+_nan_to_infinity = partial(jnp.nan_to_num, nan=jnp.inf, posinf=jnp.inf, neginf=-jnp.inf)
+
 FUSED: Mapping[str, Function] = {
     "linear": _linear,
     "any op": lambda op, numbers: compiled(*numbers)(op),
@@ -580,8 +582,7 @@ FUSED: Mapping[str, Function] = {
     "cumulative_sum": _compute_wide(jnp.cumsum, 1),
     "searchsorted": compiled(2)(
         lambda x1, x2, left: jnp.searchsorted(
-            *(jnp.nan_to_num(x, nan=jnp.inf, posinf=jnp.inf, neginf=-jnp.inf) for x in (x1, x2)),
-            side="left" if left else "right",
+            _nan_to_infinity(x1), _nan_to_infinity(x2), side="left" if left else "right"
         ).astype(jnp.int32)
     ),
     "clip": compiled()(lambda x, low, high: jnp.clip(x, low, high)),

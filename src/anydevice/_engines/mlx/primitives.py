@@ -119,7 +119,8 @@ class MlxPrimitives(BasePrimitives[mx.array], one=functions_of(mx), two=function
 
     @staticmethod
     def tan(x: mx.array) -> Any:
-        return mx.divide(_sin_in_full(x), _cos_in_full(x)) if x.dtype == mx.float64 else mx.tan(x)
+        sine: Any = _sin_in_full(x) if x.dtype == mx.float64 else mx.tan(x)
+        return sine / _cos_in_full(x) if x.dtype == mx.float64 else sine
 
     @staticmethod
     def logaddexp(a: mx.array, b: mx.array) -> mx.array:
