@@ -19,7 +19,7 @@ BUDGETS = {
     "_check": 6_390,  # the standard's ops; cases of quantized weights; calls in other orders
     "_compile": 2_220,  # calls may change nothing else; inputs in other forms
     "_core": 5_675,  # optional primitives; Intel GPUs, Level Zero in the child; quantized weights
-    "_engines": 11_890,  # optional primitives; quantized products; torch.xpu; recomputation
+    "_engines": 11_900,  # optional primitives; quantized products; torch.xpu; recomputation
     "_formats": 3_630,  # GGUF files are written; quantized folders; quantizers
     "_libraries": 5_920,  # the proof and the watch of processes, group.py; graphs of ONNX Runtime
     "_llm": 5_610,  # quantized weights; decoders as graphs of ONNX Runtime
