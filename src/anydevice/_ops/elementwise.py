@@ -39,6 +39,7 @@ from anydevice._ops.dispatch import (
     known_integer,
     number_primitives,
     number_version,
+    own_version,
     primitives,
     run2,
     run3,
@@ -93,6 +94,9 @@ def _floor_divide(xp: Any, a: Any, b: Any) -> Any:
         divisor, factor = _divisor(xp, b)
         return xp.multiply(xp.floor_divide(a, divisor), factor)
     array = a if type(a) not in NUMBERS else b
+    own = own_version(array, "floor_divide", _floor_divide)
+    if own is not _floor_divide:
+        return own(a, b)
     dtype = xp.dtype(array)
     a, b = (xp.full((), x, dtype, array) if type(x) in NUMBERS else x for x in (a, b))
     a, b = widened(xp, a), widened(xp, b)

@@ -102,6 +102,7 @@ FLOATING: dict[str, str] = {
     **{name: f"{name}(a)" for name in OPTIONAL_ONE},
     **{name: f"{name}(a, b)" for name in ("atan2", "copysign", "hypot")},
     "logaddexp": "(a == b ? a + log((NUMBER)2) : fmax(a, b) + log1p(exp(-fabs(a - b))))",
+    "floor_divide": "floor_division(a, b)",
     "remainder": _REST.format("fmod(a, b)"),
     "abs": "fabs(a)",
     "negative": "-a",
@@ -245,7 +246,7 @@ def _kernel(
     return programs.kernel(
         context, "elementwise.cl", "elementwise", numbers[0], wide, _GROUP,
         PLACES=sizes_text, OPERANDS=operands, OFFSETS=places, READ=read, BODY=body,
-        INTEGER_POWERS="integer_power" in body,
+        INTEGER_POWERS="integer_power" in body, FLOOR_DIVISIONS="floor_division" in body,
     )  # fmt: skip
 
 
