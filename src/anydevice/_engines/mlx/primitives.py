@@ -123,6 +123,20 @@ class MlxPrimitives(BasePrimitives[mx.array], one=functions_of(mx), two=function
         return sine / _cos_in_full(x) if x.dtype == mx.float64 else sine
 
     @staticmethod
+    def copysign(a: mx.array | float, b: mx.array | float) -> mx.array:
+        a, b = _both(a, b)
+        bits = mx.stop_gradient(b).view(mx.int64 if b.dtype == mx.float64 else mx.int32)
+        return mx.where(bits < 0, -mx.abs(a), mx.abs(a))
+
+    @staticmethod
+    def hypot(a: mx.array | float, b: mx.array | float) -> mx.array:
+        a, b = map(mx.abs, _both(a, b))
+        large = mx.maximum(a, b)
+        share = mx.minimum(a, b) / mx.where(large == 0, 1, large)
+        is_infinite = mx.logical_or(a == math.inf, b == math.inf)
+        return mx.where(is_infinite, math.inf, large * mx.sqrt(1 + share * share))
+
+    @staticmethod
     def logaddexp(a: mx.array, b: mx.array) -> mx.array:
         small = mx.power(math.e, -mx.abs(a - b))
         return mx.where(a == b, a + math.log(2), mx.maximum(a, b) + mx.log1p(small))
@@ -236,6 +250,12 @@ def _number(value: float, beside: Any) -> float:
     if beside.dtype in _FLOATING or beside.dtype == mx.complex64:
         return value
     return bool(value) if beside.dtype == mx.bool_ else int(value)
+
+
+def _both(*operands: mx.array | float) -> list[mx.array]:
+    """Return the operands as arrays of one dtype."""
+    (dtype, *_) = [x.dtype for x in operands if isinstance(x, mx.array)]
+    return [x if isinstance(x, mx.array) else mx.array(x, dtype) for x in operands]
 
 
 def _as_index(indices: mx.array) -> mx.array:
