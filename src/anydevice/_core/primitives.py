@@ -27,14 +27,8 @@ OPTIONAL_ONE: tuple[str, ...] = (
 )  # fmt: skip
 BITWISE = tuple(f"bitwise_{name}" for name in ("and", "left_shift", "or", "right_shift", "xor"))
 OPTIONAL_TWO: tuple[str, ...] = (
-    *BITWISE,
-    "atan2",
-    "copysign",
-    "floor_divide",
-    "hypot",
-    "logaddexp",
-    "remainder",
-)
+    *BITWISE, "atan2", "copysign", "floor_divide", "hypot", "logaddexp", "remainder",
+)  # fmt: skip
 """Functions of one array and of two that an engine has if its library has them."""
 
 Shape = tuple[int, ...]

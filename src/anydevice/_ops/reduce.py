@@ -586,12 +586,9 @@ any = _reduction(  # noqa: A001  as everywhere
     "any", "whether any element is not 0; NaN is not", "[[0, 2], [0, 0]]", "[True, False]", _any
 )
 count_nonzero = _reduction(
-    "count_nonzero",
-    "how many elements are not 0: int32",
-    "[[1, 0], [2, 3]]",
-    "[1, 2]",
+    "count_nonzero", "how many elements are not 0: int32", "[[1, 0], [2, 3]]", "[1, 2]",
     _count_nonzero,
-)
+)  # fmt: skip
 logsumexp = _reduction(
     "logsumexp", "the logarithm of the sum of `exp(x)`, without overflow; -inf of no elements",
     "[[1000.0, -numpy.inf], [0, -1000]]", "[1000.0, 0.0]", _logsumexp, float_version,
