@@ -169,7 +169,7 @@ print("held")
 @linux
 def test_forked_processes_join_and_fail_as_one(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    done = run(FORKED, tmp_path, OMP_NUM_THREADS="2")
+    done = run(FORKED, tmp_path, OMP_NUM_THREADS="2", MKL_NUM_THREADS="2")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "held"
     assert "starting" not in done.stderr
