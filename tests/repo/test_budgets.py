@@ -18,14 +18,14 @@ BUDGETS = {
     "_bench": 1_550,
     "_check": 6_390,  # the standard's ops; cases of quantized weights; calls in other orders
     "_compile": 2_220,  # calls may change nothing else; inputs in other forms
-    "_core": 5_675,  # optional primitives; Intel GPUs, Level Zero in the child; quantized weights
-    "_engines": 11_900,  # optional primitives; quantized products; torch.xpu; recomputation
+    "_core": 5_670,  # optional primitives; Intel GPUs, Level Zero in the child; quantized weights
+    "_engines": 11_920,  # optional primitives; quantized products; torch.xpu; recomputation
     "_formats": 3_630,  # GGUF files are written; quantized folders; quantizers
     "_libraries": 5_920,  # the proof and the watch of processes, group.py; graphs of ONNX Runtime
     "_llm": 5_610,  # quantized weights; decoders as graphs of ONNX Runtime
     "_machine": 8_770,  # requirements with their sources; the reader of Intel GPUs; virtual CPUs
     "_nn": 3_600,  # the shape of one example; a line about claims without a certificate
-    "_ops": 4_960,  # the rest of the array API standard; dequantize and quantized_linear
+    "_ops": 4_900,  # the rest of the array API standard; dequantize and quantized_linear
     "_parallel": 2_230,
     "_plan": 5_620,  # quantized weights in plans
     "_proofs": 8_950,  # ONNX files are lowered twice, and compared; sizes before allocation
