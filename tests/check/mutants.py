@@ -281,6 +281,28 @@ mutant("sin cos", "without reducing angles beyond 8 turns")(
 )
 
 
+@mutant("log1p", "through log(1 + x), which loses small x", short=True)
+def logarithm_of_a_sum(right: Op, x: Array) -> Array:
+    return np.log(1 + x)
+
+
+@mutant("floor_divide", "through floor(a / b), which rounds up", short=True)
+def floor_of_a_quotient(right: Op, a: Array, b: Array) -> Array:
+    return np.floor(np.divide(a, b))
+
+
+mutant("remainder", "of the sign of a", "int32", short=True)(
+    lambda right, a, b: np.where(np.equal(b, 0), 0, np.fmod(a, b)).astype(np.int32)
+)
+mutant("searchsorted", "equal ones always come first", short=True)(
+    lambda right, x1, x2, side="left": right(x1, x2)
+)
+mutant("roll", "the other way", short=True)(
+    lambda right, x, shift, axis=None: right(x, -shift, axis)
+)
+mutant("nonzero", "NaN counts as zero")(lambda right, x: right(np.nan_to_num(x)))
+
+
 @mutant("tanh", "through exp(2x) - 1, which cancels for little")
 def cancelled(right: Op, x: Array) -> Array:
     power = np.exp(2 * x)

@@ -131,7 +131,9 @@ def test_the_nasty_ones_are_there() -> None:
 
 WITHOUT_SPECIAL = {"logical_and", "logical_or", "logical_not"}
 """Of conditions there are only two."""
-WITHOUT_SPECIAL |= {"one_hot", "zeros", "ones", "arange", "eye"}
+WITHOUT_SPECIAL |= {"logical_xor", *(op for op in TABLE if op.startswith("bitwise_"))}
+"""Bits of integers and booleans."""
+WITHOUT_SPECIAL |= {"linspace", "one_hot", "zeros", "ones", "arange", "eye"}
 """What they are given is shapes and integers."""
 
 

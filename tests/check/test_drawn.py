@@ -48,6 +48,7 @@ def test_a_large_draw_has_many_elements(row: Row) -> None:
         "full",
         "eye",
         "arange",
+        "linspace",
         "one_hot",
         "broadcast_to",
         "mean_squared_error",

@@ -289,4 +289,4 @@ def stepped(kind: Any, **options: Any) -> tuple[Array, Array, Array]:
 
 
 def test_a_name_that_no_op_has() -> None:
-    refuses("there is no op 'dance'; the ops are abs, add", reference.call, "dance")
+    refuses("there is no op 'dance'; the ops are abs, acos", reference.call, "dance")

@@ -17,7 +17,7 @@ from anydevice._check.cases.table import TABLE
 from anydevice._core.primitives import PrimitivesOf
 from anydevice._engines import trust
 from anydevice.errors import UnsupportedError
-from tests.comparing import assert_same_integers
+from tests.comparing import COPIED, EXACT, assert_same_integers, assert_same_values
 
 from .home import Home
 from .test_ops import CASES
@@ -33,9 +33,9 @@ def test_it_is_what_the_reference_says(at: Home, op: str) -> None:
     """A few cases: all of them, in every dtype, are the work of `anydevice verify`."""
     row, wrong, done = TABLE[op], [], 0
     with trust.trial([]):
-        for dtype in ("float32", row.dtypes[-1]):
+        for dtype in (first := row.dtypes[0], row.dtypes[-1]):
             cases = [case for case in row.cases_for(dtype) if case.dtypes != LARGE]
-            for case in (cases[0], *cases[-2:]) if dtype == "float32" else cases[:1]:
+            for case in (cases[0], *cases[-2:]) if dtype == first else cases[:1]:
                 try:
                     found = trials.run(trials.prepare(row, case, dtype), at.engine, at.device)
                 except UnsupportedError:
@@ -135,3 +135,57 @@ def test_the_norm_of_nothing_has_a_slope(at: Home) -> None:
     x = at.put([[0.0, 0.0], [3.0, 4.0]], "float32")
     _, slope = autodiff.value_and_grad(lambda y: ops.sum(ops.vector_norm(y, 1)))(x)
     np.testing.assert_allclose(to_numpy(slope), [[0, 0], [0.6, 0.8]], rtol=1e-6)
+
+
+INF, NAN = math.inf, math.nan
+DIVISIONS = [
+    *((6.0, 0.1, 59.0, 6.0 % 0.1), (-7.0, 2.0, -4.0, 1.0), (7.0, -2.0, -4.0, -1.0)),
+    *((1.0, INF, 0.0, 1.0), (-1.0, INF, -1.0, INF), (1.0, -INF, -1.0, -INF), (0.0, 2.0, 0.0, 0.0)),
+    *((INF, 2.0, INF, NAN), (INF, -2.0, -INF, NAN), (-INF, INF, NAN, NAN), (0.0, 0.0, NAN, NAN)),
+    *((3.0, 0.0, INF, NAN), (-3.0, 0.0, -INF, NAN), (-1e-20, 1.0, -1.0, 1.0), (NAN, 1.0, NAN, NAN)),
+]
+"""Dividends, divisors, and what the standard says of `floor_divide` and `remainder`."""
+
+
+def test_division_of_special_numbers_is_that_of_the_standard(at: Home) -> None:
+    a, b, whole, rest = np.array(DIVISIONS, np.float32).T
+    there = at.put(a, "float32"), at.put(b, "float32")
+    assert_same_values(at.get(ops.floor_divide(*there)), whole, because=EXACT)
+    np.testing.assert_allclose(at.get(ops.remainder(*there)), rest, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint8"])
+def test_no_integer_divisor_or_shift_ends_the_process(at: Home, dtype: str) -> None:
+    """By 0, and the least integer by -1, stop a program in C; shifts by too much are open there."""
+    facts = np.iinfo(dtype)
+    a = np.array([7, 100, facts.min, facts.min, facts.max, 5], dtype)
+    b = np.array([2, 0, 0, -1 if facts.min else 3, 7, 7], np.int64).astype(dtype)
+    x, y = at.put(a, dtype), at.put(b, dtype)
+    quotients = [int(m) // int(n) if n else 0 for m, n in zip(a, b, strict=True)]
+    rests = [int(m) % int(n) if n else 0 for m, n in zip(a, b, strict=True)]
+    wrapped = np.array(quotients, np.int64).astype(dtype)
+    for result, want in ((ops.floor_divide(x, y), wrapped), (ops.remainder(x, y), rests)):
+        assert (at.get(result).tolist(), at.get(result).dtype) == ([*map(int, want)], dtype)
+    for op in (ops.floor_divide, ops.remainder):
+        assert at.get(op(x, 0)).tolist() == [0] * 6
+    bits = facts.bits
+    far = at.put(np.array([0, 1, bits - 1, bits, 100, 100], dtype), dtype)
+    left = [int(m) << int(n) if n < bits else 0 for m, n in zip(a, at.get(far), strict=True)]
+    shifted = at.get(ops.bitwise_left_shift(x, far))
+    assert_same_integers(shifted, np.array([n % 2**bits for n in left], np.uint64).astype(dtype))
+    right = [int(m) >> min(int(n), 63) for m, n in zip(a, at.get(far), strict=True)]
+    assert at.get(ops.bitwise_right_shift(x, far)).tolist() == right
+    assert_same_integers(at.get(ops.bitwise_invert(x)), ~a)
+    assert at.get(ops.ceil(x)).dtype == at.get(ops.trunc(x)).dtype == dtype
+
+
+def test_small_numbers_keep_their_digits(at: Home) -> None:
+    x = at.put([1e-12, -1e-12, 3e-8], "float32")
+    for op in (ops.log1p, ops.expm1, ops.asinh, ops.sinh, ops.atan, ops.tan):
+        np.testing.assert_allclose(at.get(op(x)), [1e-12, -1e-12, 3e-8], rtol=1e-6)
+
+
+def test_sizes_that_depend_on_numbers(at: Home) -> None:
+    x = at.put([[3.0, 0.0, NAN], [3.0, -0.0, NAN]], "float32")
+    assert [at.get(one).tolist() for one in ops.nonzero(x)] == [[0, 0, 1, 1], [0, 2, 0, 2]]
+    assert_same_values(at.get(ops.unique_values(x)), [0, 3, NAN, NAN], because=COPIED)

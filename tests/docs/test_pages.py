@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import anydevice
-from anydevice import benchmark, llm, nn, ops, verify, warm_up
+from anydevice import _ops, benchmark, llm, nn, ops, verify, warm_up
 from anydevice._arrays.memory.stats import pressure_of
 from anydevice._arrays.stage import _BUFFERS, CHUNK, MOST_LANES
 from anydevice._core.backends import BACKENDS
@@ -194,7 +194,7 @@ def signature(name: str) -> str:
 def test_every_op_is_in_a_table_once_with_its_signature() -> None:
     cells = [cells[0] for cells in table(section(COMPUTING, "The ops"))]
     shown = [code for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
-    assert sorted(shown) == sorted(signature(name) for name in ops.__all__)
+    assert sorted(shown) == sorted(signature(name) for name in _ops.__all__)
 
 
 def test_what_is_unsupported_is_what_the_registry_says() -> None:
@@ -243,7 +243,7 @@ def test_the_primitives_on_the_page_are_those_of_the_code() -> None:
 def test_every_op_and_what_checks_them_is_in_the_reference() -> None:
     listed = re.findall(r"^::: anydevice\._ops\.(\w+)\.(\w+)$", REFERENCE, re.MULTILINE)
     modules = {
-        name: inspect.unwrap(getattr(ops, name)).__globals__["__name__"] for name in ops.__all__
+        name: inspect.unwrap(getattr(ops, name)).__globals__["__name__"] for name in _ops.__all__
     }
     assert {name: f"anydevice._ops.{module}" for module, name in listed} == modules
     assert len(listed) == len(modules)

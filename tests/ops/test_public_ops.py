@@ -18,11 +18,11 @@ from anydevice._check.cases.table import TABLE
 from anydevice._core.device import Device
 from anydevice._machine.engines import registry
 from anydevice._ops import dispatch
-from anydevice.errors import OutOfMemoryError
+from anydevice.errors import OutOfMemoryError, UnsupportedError
 from tests.refusals import refuses
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", _ops.__all__)
 def test_an_op_is_known_by_its_public_name(name: str) -> None:
     op = getattr(ops, name)
     assert (op.__name__, op.__qualname__, op.__module__) == (name, name, "anydevice.ops")
@@ -59,7 +59,7 @@ def first_call(name: str, monkeypatch: pytest.MonkeyPatch, error: Exception) -> 
     return getattr(ops, name)(*made.arguments, **made.options)
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", _ops.__all__)
 def test_every_op_says_that_memory_ran_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OutOfMemoryError, match=r"^cpu is out of memory"):
         first_call(name, monkeypatch, MemoryError())
@@ -86,7 +86,7 @@ def test_it_is_what_the_reference_says(name: str) -> None:
                 assert trials.run(trial, engine, Device("cpu")) is None, (case.name, dtype)
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", _ops.__all__)
 def test_parameters_are_taken_by_name(name: str) -> None:
     op = getattr(ops, name)
     missing = object()
@@ -96,10 +96,10 @@ def test_parameters_are_taken_by_name(name: str) -> None:
 
 
 KEYWORD_ONLY = {"rope", "attention", "experts", "update_sgd", "update_adam", "update_lion"}
-KEYWORD_ONLY |= {"zeros", "ones", "full", "arange", "eye"}
+KEYWORD_ONLY |= {"zeros", "ones", "full", "arange", "eye", "linspace", "meshgrid"}
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", _ops.__all__)
 def test_an_op_has_a_docstring_with_an_example(name: str) -> None:
     op = getattr(ops, name)
     text = inspect.getdoc(op)
@@ -109,7 +109,7 @@ def test_an_op_has_a_docstring_with_an_example(name: str) -> None:
     assert any(example.want for example in examples)
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", _ops.__all__)
 def test_an_op_has_types_and_options_by_name(name: str) -> None:
     signature = inspect.signature(getattr(ops, name))
     given = signature.parameters.values()
@@ -124,13 +124,39 @@ def test_the_list_is_complete() -> None:
         for name, value in vars(ops).items()
         if inspect.isfunction(value) and not name.startswith("_")
     ]
-    assert sorted(public) == sorted(ops.__all__)
+    assert sorted(public) == sorted(ops.__all__) == dir(ops)
+    assert {*ops.__all__} - {*_ops.__all__} == {"namespace", "permute_dims", "pow"}
+    assert (ops.permute_dims, ops.pow) == (ops.permute, ops.power)
 
 
 def test_the_old_name_of_slice_axis_warns() -> None:
     with pytest.warns(DeprecationWarning, match=r"^ops.part is now ops.slice_axis") as warned:
         assert ops.part is ops.slice_axis  # type: ignore[attr-defined]
     assert warned[0].filename == __file__
+
+
+def test_the_namespace_of_the_standard() -> None:
+    compat = pytest.importorskip("array_api_compat")
+    x = np.arange(3.0)
+    assert ops.namespace(x) is compat.array_namespace(x)
+    assert ops.namespace(x).permute_dims(x[None], (1, 0)).shape == (3, 1)
+    with pytest.raises(
+        UnsupportedError, match=r"^array_api_compat knows no str; use anydevice\.ops"
+    ):
+        ops.namespace("text")  # type: ignore[type-var]
+
+
+def test_an_engine_without_a_function_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(type(dispatch.primitives(np.ones(1))), "atan2")
+    with pytest.raises(UnsupportedError, match=r"^NumPy has no atan2; use other ops"):
+        ops.atan2(np.ones(2), 1)
+
+
+def test_compiled_code_has_no_results_of_unknown_size() -> None:
+    jax = pytest.importorskip("jax")
+    for op in (ops.nonzero, ops.unique_values):
+        with pytest.raises(UnsupportedError, match="depends on the numbers, which compiled code"):
+            jax.jit(op)(jax.numpy.ones(3))
 
 
 def test_no_module_has_the_name_of_an_op() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anydevice import ops
+from anydevice import _ops, ops
 from anydevice._check.cases.table import TABLE
 from anydevice._check.reference import REFERENCES
 from anydevice._core.backends import BACKENDS
@@ -16,7 +16,7 @@ from anydevice._machine.engines.registry import BUILT_IN
 from tests.programs import output_of
 
 ROOT = Path(__file__).parents[2]
-PUBLIC = sorted(ops.__all__)
+PUBLIC = sorted(_ops.__all__)
 
 
 def test_every_engine_is_collected_by_every_contract_test() -> None:

@@ -94,6 +94,16 @@ def absolute(units: float) -> Budget:
     return budget
 
 
+def of_linspace(want: Array, coarse: float, *ends: float, **options: Any) -> float:
+    """Allow units of the larger end, from which all are computed."""
+    return 4 * max(map(abs, ends[:2]))
+
+
+def of_tan(want: Array, coarse: float, x: Array) -> Array:
+    """Scale the rounding of the angle by the slope, which grows towards the poles."""
+    return relative(16)(want, coarse) + 4 * (1 + np.square(want))
+
+
 def of_gelu(want: Array, coarse: float, x: Array, approximate: bool = False) -> Array:
     """Allow units of x: where x is negative, 1 + erf cancels."""
     return 48 * np.where(np.abs(x) < 40, np.abs(x), np.abs(want))

@@ -58,6 +58,17 @@ def _gelu(x: Array, approximate: bool = False) -> Array:
     return 0.5 * x * (1 + _ERF(x / math.sqrt(2)))
 
 
+def _floor_divide(a: Array, b: Array) -> Array:
+    """Divide as the standard does, which has an infinity for one by a number."""
+    whole = np.floor_divide(a, b)
+    return whole if whole.dtype.kind == "i" else np.where(np.isinf(a), a / b, whole)
+
+
+def _shift(function: Callable[..., Any]) -> Callable[..., Array]:
+    """Return the shift for int32: 32 places and more, or fewer than 0, leave no bits."""
+    return lambda a, b: function(a, np.where((b < 0) | (b > 31), 32, b)).astype(np.int32)
+
+
 # Along axes
 
 
@@ -94,10 +105,13 @@ def _vector_norm(x: Array, axis: Any, keepdims: bool, ord: float = 2) -> Array: 
     return (sizes**ord).sum(axis, keepdims=keepdims) ** (1 / ord)
 
 
-def _cumulative_sum(x: Array, axis: int = -1, include_initial: bool = False) -> Array:
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (int(include_initial), 0)
-    return np.pad(np.cumsum(x, axis), widths)
+def _running(function: Callable[..., Array], start: int) -> Callable[..., Array]:
+    def run(x: Array, axis: int = -1, include_initial: bool = False) -> Array:
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = (int(include_initial), 0)
+        return np.pad(function(x, axis), widths, constant_values=start)
+
+    return run
 
 
 def _argsort(x: Array, axis: int = -1, descending: bool = False) -> Array:
@@ -610,11 +624,36 @@ def _quantized_linear(x: Array, weight: QuantizedWeight, bias: Array | None = No
 _SAME_IN_NUMPY = """
     add subtract multiply divide power maximum minimum equal not_equal less less_equal greater
     greater_equal logical_and logical_or where negative abs sign floor exp log sqrt sin cos tanh
-    isnan isfinite logical_not reshape broadcast_to matmul outer einsum flip
+    isnan isfinite logical_not reshape broadcast_to matmul outer einsum flip ceil cosh sinh tan
+    expm1 log10 log1p log2 trunc isinf positive square signbit bitwise_and bitwise_or bitwise_xor
+    copysign hypot logaddexp logical_xor remainder expand_dims squeeze moveaxis repeat roll tile
+    tril triu tensordot nonzero
 """
+_REDUCTIONS = ("count_nonzero", "max", "mean", "min", "prod", "sum")
+_INVERSE = ("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh")
 
 REFERENCES: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(np, name) for name in _SAME_IN_NUMPY.split()},
+    **{name: _along(getattr(np, name)) for name in _REDUCTIONS},
+    **{name: getattr(np, f"arc{name[1:]}") for name in _INVERSE},
+    "bitwise_invert": np.invert,
+    "bitwise_left_shift": _shift(np.left_shift),
+    "bitwise_right_shift": _shift(np.right_shift),
+    "floor_divide": _floor_divide,
+    "reciprocal": lambda x: 1 / x,
+    "cumulative_prod": _running(np.cumprod, 1),
+    "searchsorted": lambda x1, x2, side="left": np.searchsorted(
+        np.sort(np.where(np.isnan(x1), np.inf, x1)), np.where(np.isnan(x2), np.inf, x2), side
+    ),
+    "unique_values": lambda x: np.unique(x, equal_nan=False),
+    "matrix_transpose": lambda x: np.swapaxes(x, -1, -2),
+    "broadcast_arrays": lambda *arrays: list(np.broadcast_arrays(*arrays)),
+    "meshgrid": lambda *arrays, **how: list(np.meshgrid(*arrays, **how)),
+    "unstack": lambda x, axis=0: tuple(np.moveaxis(x, axis, 0)),
+    "linspace": lambda start, stop, num, *, like, dtype=None: np.linspace(start, stop, num),
+    "vecdot": lambda a, b, axis=-1: (
+        np.moveaxis(a, axis, -1)[..., None, :] @ np.moveaxis(b, axis, -1)[..., None]
+    )[..., 0, 0],
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "sigmoid": _sigmoid,
     "erf": _ERF,
@@ -625,18 +664,13 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "silu": _silu,
     "gelu": _gelu,
     "swiglu": lambda gate, up: _silu(gate) * up,
-    "sum": _along(np.sum),
-    "mean": _along(np.mean),
     "var": _spread,
     "std": lambda x, *how, **named: np.sqrt(_spread(x, *how, **named)),
-    "prod": _along(np.prod),
     "any": _along(lambda x, **how: np.any(x != 0, **how)),
     "all": _along(lambda x, **how: np.all(x != 0, **how)),
     "logsumexp": _logsumexp,
     "vector_norm": _vector_norm,
-    "cumulative_sum": _cumulative_sum,
-    "max": _along(np.max),
-    "min": _along(np.min),
+    "cumulative_sum": _running(np.cumsum, 0),
     "argmax": lambda x, axis=-1: np.argmax(x, axis),  # the first of equal ones; NaN before all
     "argmin": lambda x, axis=-1: np.argmin(x, axis),  # the first of equal ones; NaN before all
     "argsort": _argsort,

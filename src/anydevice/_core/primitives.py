@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from anydevice._core.array import Array, HostArray
     from anydevice._core.dtypes import DType
 
+OPTIONAL_ONE: tuple[str, ...] = (
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cosh", "expm1", "log10", "log1p",
+    "log2", "sinh", "tan", "trunc",
+)  # fmt: skip
+BITWISE = tuple(f"bitwise_{name}" for name in ("and", "left_shift", "or", "right_shift", "xor"))
+OPTIONAL_TWO: tuple[str, ...] = (
+    *BITWISE, "atan2", "copysign", "floor_divide", "hypot", "logaddexp", "remainder",
+)  # fmt: skip
+"""Functions of one array and of two that an engine has if its library has them."""
+
 Shape = tuple[int, ...]
 A = TypeVar("A")
 """The array type of one library."""

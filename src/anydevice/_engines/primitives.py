@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from anydevice._core.dtypes import DType
+from anydevice._core.dtypes import DTYPES, DType
+from anydevice._core.primitives import OPTIONAL_ONE, OPTIONAL_TWO
 from anydevice._engines.host import known_dtype
 
 A = TypeVar("A")
@@ -23,26 +25,43 @@ _TWO_ARRAYS = (
     "add", "subtract", "multiply", "divide", "pow", "maximum", "minimum", "equal", "less",
     "less_equal", "logical_and", "logical_or",
 )  # fmt: skip
-_NAMES_IN_NUMPY = {"pow": "power", "permute_dims": "transpose"}
+_NAMES_IN_NUMPY = {"pow": "power", "permute_dims": "transpose", "atan2": "arctan2"}
+_NAMES_IN_NUMPY |= {name: f"arc{name[1:]}" for name in OPTIONAL_ONE if name[0] == "a"}
+_NAMES_IN_NUMPY |= {f"bitwise_{side}_shift": f"{side}_shift" for side in ("left", "right")}
 
 
 def functions_of(xp: Any, wrap: Callable[[Function], Function] | None = None) -> Function:
     """Return a function from the name of a primitive to the function of a NumPy-like module."""
 
     def make(name: str) -> Function:
-        function: Function = getattr(xp, _NAMES_IN_NUMPY.get(name, name))
+        theirs = _NAMES_IN_NUMPY.get(name, name)
+        function: Function = getattr(xp, theirs if hasattr(xp, theirs) else name)
         return function if wrap is None else wrap(function)
 
     return make
+
+
+def _compute_wide(function: Function) -> Function:
+    """Return a method that computes 16-bit numbers in float32, and rounds once."""
+
+    def run(self: Any, *operands: Any) -> Any:
+        dtype = next(self.dtype(x) for x in operands if hasattr(x, "dtype"))
+        if dtype.kind != "float" or dtype.bits >= 32:
+            return function(*operands)
+        wide = [self.astype(x, DTYPES["float32"]) if hasattr(x, "dtype") else x for x in operands]
+        return self.astype(function(*wide), dtype)
+
+    return run
 
 
 class BasePrimitives(Generic[A]):
     """Primitives of one engine: a subclass adds what is missing here, and replaces what differs.
 
     The elementwise ones are static functions. For each that the class does not define, `one` and
-    `two` make it from its name. `take` and `take_along_axis` are for libraries that do not check
-    indices, and need the three private functions: all indices are read, clamped to the axis, and
-    elements that were out of range are replaced.
+    `two` make it from its name; an optional one only if the library has it. `take` and
+    `take_along_axis` are for libraries that do not check indices, and need the three private
+    functions: all indices are read, clamped to the axis, and elements that were out of range are
+    replaced.
     """
 
     abs: Callable[..., A]
@@ -85,6 +104,10 @@ class BasePrimitives(Generic[A]):
             for name in names:
                 if name not in vars(cls):
                     setattr(cls, name, staticmethod(make(name)))
+        for optional, make in ((OPTIONAL_ONE, one), (OPTIONAL_TWO, two)):
+            for name in optional:
+                with suppress(AttributeError):
+                    setattr(cls, name, _compute_wide(vars(cls).get(name) or make(name)))
 
     def dtype(self, x: Any) -> DType:
         return known_dtype(x.dtype)

@@ -292,15 +292,32 @@ def bool_primitives(
 
 # Two operands: arrays of one library and dtype, or an array and a number
 
-_TAKES = {"divide": float_primitives, "subtract": number_primitives, "power": number_primitives}
-"""Checks of the array by op; all other ops take any array."""
+
+def exact_primitives(op: str, x: ArrayT) -> PrimitivesOf[ArrayT]:
+    """Return the primitives for integers, and for booleans unless bits are shifted."""
+    xp, is_shift = primitives(x, op), op.endswith("shift")
+    dtype = xp.dtype(x)
+    if dtype.kind not in ("int", "uint") and (is_shift or dtype.kind != "bool"):
+        raise wrong_dtype(op, dtype, "integers" if is_shift else "integers or booleans")
+    return xp
+
+
+_OPS_BY_CHECK: dict[tuple[Callable[..., Any], Callable[..., Any]], str] = {
+    (bool_primitives, known_bool): "logical_and logical_or logical_xor",
+    (exact_primitives, known_integer): "bitwise_and bitwise_or bitwise_xor bitwise_left_shift "
+    "bitwise_right_shift",
+    (float_primitives, known_float): "divide atan2 copysign hypot logaddexp",
+    (number_primitives, known_float): "subtract power floor_divide remainder",
+}
+_TAKES = {op: checks for checks, ops in _OPS_BY_CHECK.items() for op in ops.split()}
+"""The check of the array by op, and a quick one that refuses too many; others take any array."""
 
 
 def operands(op: str, a: Any, b: Any) -> Operands:
     """Return two arrays that go together, or an array and a number, with their primitives."""
     kind = type(b)
     if kind is type(a):
-        xp = known(a) if op not in _TAKES else known_float(a)
+        xp = known(a) if op not in _TAKES else _TAKES[op][1](a)
         if xp is not None and a.dtype == b.dtype:
             left, right = a.shape, b.shape
             if left == right or broadcasts(left, right):
@@ -309,18 +326,6 @@ def operands(op: str, a: Any, b: Any) -> Operands:
         xp = known_float(a)
         if xp is not None:
             return xp, a, b
-    return checked_operands(op, a, b)
-
-
-def bool_operands(op: str, a: Any, b: Any) -> Operands:
-    """Return the same as `operands` for boolean arrays; refuse any others."""
-    if type(a) is type(b):
-        xp = known_bool(a)
-        if xp is not None and a.dtype == b.dtype:
-            left, right = a.shape, b.shape
-            if left == right or broadcasts(left, right):
-                return xp, a, b
-    bool_primitives(op, a, "a")
     return checked_operands(op, a, b)
 
 
@@ -338,7 +343,7 @@ def checked_operands(op: str, a: Any, b: Any, names: tuple[str, str] = ("a", "b"
         return xp, _number_for(op, a, xp, second, b), b
     require_one_library(op, first, a, second, b)
     if op in _TAKES:
-        _TAKES[op](op, a)
+        _TAKES[op][0](op, a)
     if a.dtype != b.dtype:
         raise different_dtypes(op, **{first: a, second: b})
     if not broadcasts(a.shape, b.shape):
@@ -350,7 +355,7 @@ def checked_operands(op: str, a: Any, b: Any, names: tuple[str, str] = ("a", "b"
 def _number_for(op: str, number: float, xp: Primitives, name: str, x: Array) -> float:
     """Return `number` if it fits the dtype of the array."""
     if op in _TAKES:
-        _TAKES[op](op, x)
+        _TAKES[op][0](op, x)
     return fit_number(op, number, xp.dtype(x), name)
 
 

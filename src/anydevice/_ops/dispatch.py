@@ -13,8 +13,9 @@ from typing import Any, TypeVar, cast
 
 from anydevice._core.array import Array, ArrayT
 from anydevice._core.dtypes import DType, as_dtype
+from anydevice._core.engine import Absent
 from anydevice._core.primitives import PrimitivesOf
-from anydevice._machine.engines.registry import owner_of
+from anydevice._machine.engines.registry import owner_of, row_of
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 Op = TypeVar("Op", bound=Callable[..., Any])
@@ -185,6 +186,11 @@ def run_primitive(primitive: Callable[..., Result], *arguments: Any) -> Result:
 
 def explain(error: Exception, **arguments: Any) -> None:
     """Raise our own error if a library's error means the same; else return."""
+    if isinstance(error, AttributeError):
+        for name, xp in _primitives.items():
+            if error.obj is xp:
+                what = f"{row_of(name).label} has no {error.name}"
+                raise Absent(what, "use other ops", code="no_primitive").error() from error
     if not isinstance(error, AnyDeviceError):
         from anydevice._arrays.memory.out_of_memory import raise_if_oom
         from anydevice._arrays.move import refuse_mismatch

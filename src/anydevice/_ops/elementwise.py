@@ -9,15 +9,17 @@ beside uint8. A NumPy scalar is a number like any other.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, cast
 
 from anydevice._core.array import Array, ArrayT
 from anydevice._ops.arguments import (
     NUMBERS,
-    bool_operands,
     bool_primitives,
     broadcasts,
     checked_operands,
+    exact_primitives,
     in_words,
     is_finite,
     operands,
@@ -37,56 +39,257 @@ from anydevice._ops.dispatch import (
     known_integer,
     number_primitives,
     number_version,
+    own_version,
     primitives,
     run2,
     run3,
 )
 
 
-@compiled
-def add(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
-    """Return `a + b`, of the broadcast shape and their dtype.
+class Unary(Protocol):
+    """The type of an op on one array."""
 
-    >>> add(numpy.ones((2, 1)), numpy.arange(3.0)).tolist()
-    [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
+    def __call__(self, x: ArrayT) -> ArrayT: ...
+
+
+class Binary(Protocol):
+    """The type of an op on two arrays, or on an array and a number."""
+
+    def __call__(self, a: ArrayT | float, b: ArrayT | float) -> ArrayT: ...
+
+
+Definition = Callable[..., Any]
+"""From primitives and operands to the result."""
+
+
+def _is_float(xp: Any, a: Any, b: Any) -> bool:
+    return bool(xp.dtype(a if type(a) not in NUMBERS else b).kind == "float")
+
+
+def _invert(xp: Any, x: Any) -> Any:
+    dtype = xp.dtype(x)
+    least = -1 if dtype.kind == "int" else 2**dtype.bits - 1
+    return xp.logical_not(x) if dtype.kind == "bool" else xp.subtract(least, x)
+
+
+def _divisor(xp: Any, b: Any) -> tuple[Any, Any]:
+    """Return integers that are safe to divide by, and factors of the quotients.
+
+    Processors stop a program that divides by 0, or the least integer by -1: 1 takes their place.
     """
-    xp, a, b = operands("add", a, b)
-    return xp.add(a, b)
+    if type(b) in NUMBERS:
+        return (1, int(b)) if b in (0, -1) else (b, 1)
+    unsafe = xp.equal(b, 0)
+    unsafe = xp.logical_or(unsafe, xp.equal(b, -1)) if xp.dtype(b).kind == "int" else unsafe
+    return xp.where(unsafe, 1, b), xp.where(unsafe, b, 1)
 
 
-@compiled
-def subtract(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
-    """Return `a - b`, of the broadcast shape and their dtype.
-
-    >>> subtract(numpy.arange(3), 1).tolist(), subtract(1, numpy.arange(3)).tolist()
-    ([-1, 0, 1], [1, 0, -1])
-    """
-    xp, a, b = operands("subtract", a, b)
-    return xp.subtract(a, b)
+def _remainder(xp: Any, a: Any, b: Any) -> Any:
+    return xp.remainder(a, b if _is_float(xp, a, b) else _divisor(xp, b)[0])
 
 
-@compiled
-def multiply(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
-    """Return `a × b` element by element, of the broadcast shape and their dtype.
+def _floor_divide(xp: Any, a: Any, b: Any) -> Any:
+    """Divide what the remainder leaves, as Python does: `floor(a / b)` may be 1 too large."""
+    if not _is_float(xp, a, b):
+        divisor, factor = _divisor(xp, b)
+        return xp.multiply(xp.floor_divide(a, divisor), factor)
+    array = a if type(a) not in NUMBERS else b
+    own = own_version(array, "floor_divide", _floor_divide)
+    if own is not _floor_divide:
+        return own(a, b)
+    dtype = xp.dtype(array)
+    a, b = (xp.full((), x, dtype, array) if type(x) in NUMBERS else x for x in (a, b))
+    a, b = widened(xp, a), widened(xp, b)
+    rest, quotient, sign = xp.remainder(a, b), xp.divide(a, b), xp.sign(a)
+    differs = xp.less(xp.multiply(sign, xp.sign(rest)), 0)
+    rest = xp.where(differs, xp.subtract(rest, b), rest)  # of the sign of a: nothing overflows
+    whole = xp.divide(xp.subtract(a, rest), b)
+    whole = xp.where(differs, xp.subtract(whole, 1), whole)
+    below = xp.floor(whole)
+    whole = xp.where(xp.less(0.5, xp.subtract(whole, below)), xp.add(below, 1), below)
+    by_infinity = xp.where(xp.less(xp.multiply(sign, xp.sign(b)), 0), -1.0, quotient)
+    whole = xp.where(xp.equal(xp.abs(b), math.inf), by_infinity, whole)
+    is_plain = xp.logical_or(xp.equal(xp.abs(a), math.inf), xp.equal(b, 0))
+    return xp.astype(xp.where(is_plain, quotient, whole), dtype)
 
-    >>> multiply(numpy.arange(3), numpy.arange(3)).tolist()
-    [0, 1, 4]
-    """
-    xp, a, b = operands("multiply", a, b)
-    return xp.multiply(a, b)
+
+def _shift(xp: Any, a: Any, b: Any, *, left: bool) -> Any:
+    """Shift all bits out where b is negative or too large, which libraries leave open."""
+    dtype = xp.dtype(a if type(a) not in NUMBERS else b)
+    b = xp.full((), b, dtype, a) if type(b) in NUMBERS else b
+    far = xp.logical_or(xp.less(b, 0), xp.less(dtype.bits - 1, b))
+    shift = xp.bitwise_left_shift if left else xp.bitwise_right_shift
+    result = shift(a, xp.where(far, dtype.bits - 1, b))
+    return xp.where(far, 0, result) if left or dtype.kind == "uint" else result
 
 
-@compiled
-def divide(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
-    """Return `a / b` for floating-point arrays, of the broadcast shape and their dtype.
+_DEFINITIONS: dict[str, Definition] = {
+    "bitwise_invert": _invert,
+    "bitwise_left_shift": partial(_shift, left=True),
+    "bitwise_right_shift": partial(_shift, left=False),
+    "ceil": lambda xp, x: xp.ceil(x) if xp.dtype(x).kind == "float" else x,
+    "floor_divide": _floor_divide,
+    "greater": lambda xp, a, b: xp.less(b, a),
+    "greater_equal": lambda xp, a, b: xp.less_equal(b, a),
+    "isinf": lambda xp, x: xp.equal(xp.abs(x), math.inf),
+    "logical_xor": lambda xp, a, b: xp.logical_not(xp.equal(a, b)),
+    "not_equal": lambda xp, a, b: xp.logical_not(xp.equal(a, b)),
+    "positive": lambda xp, x: xp.multiply(x, 1),
+    "reciprocal": lambda xp, x: xp.divide(1.0, x),
+    "remainder": _remainder,
+    "signbit": lambda xp, x: xp.less(xp.copysign(1.0, x), 0),
+    "square": lambda xp, x: xp.multiply(x, x),
+    "trunc": lambda xp, x: xp.trunc(x) if xp.dtype(x).kind == "float" else x,
+}
+"""Ops that no library has, or that libraries do not have in one way."""
 
-    Dividing by zero gives an infinity, and 0 / 0 NaN.
 
-    >>> divide(numpy.array([1.0, -1.0, 0.0]), 0).tolist()
-    [inf, -inf, nan]
-    """
-    xp, a, b = operands("divide", a, b)
-    return xp.divide(a, b)
+def _unary(
+    name: str, meaning: str, given: str, result: str,
+    take: Callable[[str, Any], Any] = float_primitives,
+) -> Unary:  # fmt: skip
+    """Return an op on one array of the dtypes whose primitives `take` gives."""
+    define = _DEFINITIONS.get(name)
+
+    def op(x: ArrayT) -> Any:
+        xp = take(name, x)
+        return getattr(xp, name)(x) if define is None else define(xp, x)
+
+    return cast("Unary", _op(op, name, meaning, given, result))
+
+
+def _binary(name: str, meaning: str, given: str, result: str) -> Binary:
+    """Return an op on two operands; `arguments.py` has the dtypes that it takes."""
+    define = _DEFINITIONS.get(name)
+
+    def op(a: ArrayT | float, b: ArrayT | float) -> Any:
+        xp, a, b = operands(name, a, b)
+        return getattr(xp, name)(a, b) if define is None else define(xp, a, b)
+
+    return cast("Binary", _op(op, name, meaning, given, result))
+
+
+def _prefer_own(
+    name: str, meaning: str, given: str, result: str, definition: Definition,
+    version: Callable[..., Any] = number_version,
+) -> Unary:  # fmt: skip
+    """Return the op on one array that engines may have a version of their own of."""
+
+    def op(x: ArrayT) -> ArrayT:
+        own = version(x, name, definition)(x)
+        return cast("ArrayT", definition(x) if own is NotImplemented else own)
+
+    return cast("Unary", _op(op, name, meaning, given, result))
+
+
+def _op(op: Any, *texts: str) -> Any:
+    return compiled(document(op, *texts))
+
+
+def document(op: Any, name: str, meaning: str, given: str, result: str) -> Any:
+    """Name an op; `given` has lists of numbers, for arrays, or numbers."""
+    arrays = ", ".join(f"numpy.array({x})" if x[0] == "[" else x for x in given.split("; "))
+    op.__name__ = op.__qualname__ = name
+    op.__doc__ = f"Return {meaning}.\n\n>>> {name}({arrays}).tolist()\n{result}\n"
+    return op
+
+
+def _relu(x: ArrayT) -> ArrayT:
+    return primitives(x).maximum(x, 0)
+
+
+def _isfinite(x: ArrayT) -> ArrayT:
+    xp = primitives(x)
+    return xp.equal(x, x) if known_float(x) is None else xp.less(xp.abs(x), math.inf)
+
+
+def _silu(x: ArrayT) -> ArrayT:
+    xp = primitives(x)
+    y = widened(xp, x)
+    return xp.astype(xp.multiply(y, xp.sigmoid(y)), xp.dtype(x))
+
+
+_number = partial(_unary, take=number_primitives)
+abs = _number("abs", "the magnitude of x", "[1, -2]", "[1, 2]")  # noqa: A001  as everywhere
+ceil = _number("ceil", "the least integer from x on", "[-0.5, 2]", "[-0.0, 2.0]")
+floor = _number("floor", "the largest integer that is not above x", "[-0.5, 1.5]", "[-1.0, 1.0]")
+negative = _number("negative", "`-x`", "[1, -2]", "[-1, 2]")
+positive = _number("positive", "`+x`", "[1, -2]", "[1, -2]")
+sign = _number("sign", "-1, 0 or 1", "[-3.0, 0.0, 0.5]", "[-1.0, 0.0, 1.0]")
+square = _number("square", "`x × x`", "[3, -2]", "[9, 4]")
+trunc = _number("trunc", "x without its fraction", "[-1.5, 2]", "[-1.0, 2.0]")
+acos = _unary("acos", "the inverse cosine, from 0 to π", "[1.0, 2.0]", "[0.0, nan]")
+acosh = _unary("acosh", "the inverse hyperbolic cosine", "[1.0, 0.0]", "[0.0, nan]")
+asin = _unary("asin", "the inverse sine, from -π/2 to π/2", "[0.0, 2.0]", "[0.0, nan]")
+asinh = _unary("asinh", "the inverse hyperbolic sine", "[0.0]", "[0.0]")
+atan = _unary("atan", "the inverse tangent, from -π/2 to π/2", "[0.0]", "[0.0]")
+atanh = _unary("atanh", "the inverse hyperbolic tangent", "[0.0, 1.0]", "[0.0, inf]")
+cos = _unary("cos", "the cosine", "[0.0, 0.0]", "[1.0, 1.0]")
+cosh = _unary("cosh", "the hyperbolic cosine", "[0.0]", "[1.0]")
+erf = _unary("erf", "the error function", "[0.0, numpy.inf]", "[0.0, 1.0]")
+exp = _unary("exp", "the exponential function", "[0.0, -numpy.inf]", "[1.0, 0.0]")
+expm1 = _unary("expm1", "`exp(x) - 1`, exact for small x", "[1e-20]", "[1e-20]")
+isinf = _unary("isinf", "whether x is infinite: booleans", "[-numpy.inf, 1]", "[True, False]")
+isfinite = _prefer_own(
+    "isfinite", "whether x is a finite number", "[1, numpy.inf]", "[True, False]", _isfinite
+)
+isnan = _unary("isnan", "whether x is NaN: booleans", "[1.0, numpy.nan]", "[False, True]")
+log = _unary("log", "the natural logarithm; NaN below 0", "[1.0, 0.0, -1]", "[0.0, -inf, nan]")
+log10 = _unary("log10", "the logarithm to base 10", "[100.0, 0.0]", "[2.0, -inf]")
+log1p = _unary("log1p", "`log(1 + x)`, exact for small x", "[1e-20]", "[1e-20]")
+log2 = _unary("log2", "the logarithm to base 2", "[8.0, 0.0]", "[3.0, -inf]")
+reciprocal = _unary("reciprocal", "`1 / x`", "[4.0]", "[0.25]")
+relu = _prefer_own("relu", "the larger of x and 0; NaN stays", "[-1.0, 2.0]", "[0.0, 2.0]", _relu)
+rsqrt = _unary("rsqrt", "one over the square root", "[4.0, 0.0]", "[0.5, inf]")
+sigmoid = _unary("sigmoid", "`1 / (1 + exp(-x))`, without overflow", "[0, -1e9]", "[0.5, 0.0]")
+signbit = _unary("signbit", "whether the sign is set: booleans", "[-0.0, 0]", "[True, False]")
+silu = _prefer_own("silu", "`x × sigmoid(x)`", "[0.0, 100.0]", "[0.0, 100.0]", _silu, float_version)
+sin = _unary("sin", "the sine", "[0.0, 0.0]", "[0.0, 0.0]")
+sinh = _unary("sinh", "the hyperbolic sine", "[0.0]", "[0.0]")
+sqrt = _unary("sqrt", "the square root", "[4.0, -1.0]", "[2.0, nan]")
+tan = _unary("tan", "the tangent", "[0.0]", "[0.0]")
+tanh = _unary("tanh", "the hyperbolic tangent", "[0.0, numpy.inf]", "[0.0, 1.0]")
+_exact, _bool = partial(_unary, take=exact_primitives), partial(_unary, take=bool_primitives)
+bitwise_invert = _exact("bitwise_invert", "all bits inverted", "[5, -1]", "[-6, 0]")
+logical_not = _bool("logical_not", "whether it is false", "[True, False]", "[False, True]")
+add = _binary("add", "`a + b`", "[[1], [2]]; [10, 20]", "[[11, 21], [12, 22]]")
+atan2 = _binary("atan2", "the angle of the point (b, a), from -π to π", "[0.0]; [1.0]", "[0.0]")
+bitwise_and = _binary("bitwise_and", "the bits that both have", "[6]; 3", "[2]")
+bitwise_left_shift = _binary(
+    "bitwise_left_shift", "a with its bits b places higher; 0 if b is negative or too large",
+    "[3, 3]; [2, 64]", "[12, 0]",
+)  # fmt: skip
+bitwise_or = _binary("bitwise_or", "the bits that at least one has", "[6]; 3", "[7]")
+bitwise_right_shift = _binary(
+    "bitwise_right_shift", "a with its bits b places lower; its sign alone if b is too large",
+    "[13, -1]; [2, 64]", "[3, -1]",
+)  # fmt: skip
+bitwise_xor = _binary("bitwise_xor", "the bits that only one has", "[6]; 3", "[5]")
+copysign = _binary("copysign", "a with the sign of b", "[3.0]; [-0.0]", "[-3.0]")
+divide = _binary("divide", "`a / b`; 0 / 0 is NaN", "[1.0, -1, 0]; 0", "[inf, -inf, nan]")
+equal = _binary("equal", "whether a is b: booleans", "[0, 1, 2]; 1", "[False, True, False]")
+floor_divide = _binary(
+    "floor_divide", "`a / b` rounded down, as Python's `//`; an integer by 0 gives 0",
+    "[7, -7, 7]; [2, 2, 0]", "[3, -4, 0]",
+)  # fmt: skip
+greater = _binary("greater", "whether a > b: booleans", "[0, 1]; 0", "[False, True]")
+greater_equal = _binary("greater_equal", "whether a ≥ b: booleans", "[0, 1]; 1", "[False, True]")
+hypot = _binary("hypot", "`sqrt(a² + b²)`, without overflow", "[3.0]; [4.0]", "[5.0]")
+less = _binary("less", "whether a < b: booleans", "[0, 1]; 1", "[True, False]")
+less_equal = _binary("less_equal", "whether a ≤ b: booleans", "[0, 1]; 0", "[True, False]")
+logaddexp = _binary("logaddexp", "`log(exp(a) + exp(b))`", "[1000.0]; [0.0]", "[1000.0]")
+logical_and = _binary("logical_and", "whether both are true", "[True]; [False]", "[False]")
+logical_or = _binary("logical_or", "whether one is true", "[True]; [False]", "[True]")
+logical_xor = _binary("logical_xor", "whether only one is true", "[True]; [True]", "[False]")
+maximum = _binary("maximum", "the larger one; NaN propagates", "[-1.0, numpy.nan]; 0", "[0.0, nan]")
+minimum = _binary("minimum", "the smaller one; NaN propagates", "[1.0, numpy.nan]; 0", "[0.0, nan]")
+multiply = _binary("multiply", "`a × b`, element by element", "[1, 2]; [3, 4]", "[3, 8]")
+not_equal = _binary("not_equal", "whether a is not b: booleans", "[0, 1]; 1", "[True, False]")
+remainder = _binary(
+    "remainder", "the rest of `floor_divide`, of the sign of b, as Python's `%`",
+    "[7, -7, 7]; [2, 2, -2]", "[1, 1, -1]",
+)  # fmt: skip
+subtract = _binary("subtract", "`a - b`", "[0, 1, 2]; 1", "[-1, 0, 1]")
 
 
 @compiled
@@ -104,116 +307,6 @@ def power(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
         rule = f"integers have no power {b}, and a is {xp.dtype(a)}; use astype(a, 'float32')"
         raise wrong("power", rule)
     return xp.pow(a, b)
-
-
-@compiled
-def maximum(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
-    """Return the larger of a and b, of the broadcast shape; NaN propagates.
-
-    >>> maximum(numpy.array([-1.0, 2.0, numpy.nan]), 0).tolist()
-    [0.0, 2.0, nan]
-    """
-    xp, a, b = operands("maximum", a, b)
-    return xp.maximum(a, b)
-
-
-@compiled
-def minimum(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
-    """Return the smaller of a and b, of the broadcast shape; NaN propagates.
-
-    >>> minimum(numpy.array([-1.0, 2.0, numpy.nan]), 0).tolist()
-    [-1.0, 0.0, nan]
-    """
-    xp, a, b = operands("minimum", a, b)
-    return xp.minimum(a, b)
-
-
-@compiled
-def equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
-    """Return whether a equals b: booleans of the broadcast shape.
-
-    >>> equal(numpy.arange(3), 1).tolist()
-    [False, True, False]
-    """
-    xp, a, b = operands("equal", a, b)
-    return xp.equal(a, b)
-
-
-@compiled
-def not_equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
-    """Return whether a differs from b: booleans of the broadcast shape; NaN equals nothing.
-
-    >>> not_equal(numpy.arange(3), 1).tolist()
-    [True, False, True]
-    """
-    xp, a, b = operands("not_equal", a, b)
-    return xp.logical_not(xp.equal(a, b))
-
-
-@compiled
-def greater(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
-    """Return whether a is larger than b: booleans of the broadcast shape.
-
-    >>> greater(numpy.arange(3), 1).tolist()
-    [False, False, True]
-    """
-    xp, a, b = operands("greater", a, b)
-    return xp.less(b, a)
-
-
-@compiled
-def greater_equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
-    """Return whether a is larger than b or equals it: booleans of the broadcast shape.
-
-    >>> greater_equal(numpy.arange(3), 1).tolist()
-    [False, True, True]
-    """
-    xp, a, b = operands("greater_equal", a, b)
-    return xp.less_equal(b, a)
-
-
-@compiled
-def less(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
-    """Return whether a is smaller than b: booleans of the broadcast shape.
-
-    >>> less(numpy.arange(3), 1).tolist()
-    [True, False, False]
-    """
-    xp, a, b = operands("less", a, b)
-    return xp.less(a, b)
-
-
-@compiled
-def less_equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
-    """Return whether a is smaller than b or equals it: booleans of the broadcast shape.
-
-    >>> less_equal(numpy.arange(3), 1).tolist()
-    [True, True, False]
-    """
-    xp, a, b = operands("less_equal", a, b)
-    return xp.less_equal(a, b)
-
-
-@compiled
-def logical_and(a: ArrayT, b: ArrayT) -> ArrayT:
-    """Return whether both booleans are true, of the broadcast shape.
-
-    >>> logical_and(numpy.array([True, False]), numpy.array([True, True])).tolist()
-    [True, False]
-    """
-    xp, a, b = bool_operands("logical_and", a, b)
-    return xp.logical_and(a, b)
-
-
-@compiled
-def logical_or(a: ArrayT, b: ArrayT) -> ArrayT:
-    """Return whether at least one of two booleans is true, of the broadcast shape.
-
-    >>> logical_or(numpy.array([True, False]), numpy.array([False, False])).tolist()
-    [True, False]
-    """
-    xp, a, b = bool_operands("logical_or", a, b)
-    return xp.logical_or(a, b)
 
 
 @compiled
@@ -235,46 +328,6 @@ def where(condition: ArrayT, a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     _refuse_misfit(condition, "a", a)
     _refuse_misfit(condition, "b", b)
     return xp.where(condition, a, b)
-
-
-@compiled
-def negative(x: ArrayT) -> ArrayT:
-    """Return `-x`, of the same shape and dtype.
-
-    >>> negative(numpy.array([1, -2])).tolist()
-    [-1, 2]
-    """
-    return number_primitives("negative", x).negative(x)
-
-
-@compiled
-def abs(x: ArrayT) -> ArrayT:  # noqa: A001  the name that every array library has for it
-    """Return the magnitude of x, of the same shape and dtype.
-
-    >>> abs(numpy.array([1, -2])).tolist()
-    [1, 2]
-    """
-    return number_primitives("abs", x).abs(x)
-
-
-@compiled
-def sign(x: ArrayT) -> ArrayT:
-    """Return -1, 0 or 1, of the same shape and dtype.
-
-    >>> sign(numpy.array([-3.0, 0.0, 0.5])).tolist()
-    [-1.0, 0.0, 1.0]
-    """
-    return number_primitives("sign", x).sign(x)
-
-
-@compiled
-def floor(x: ArrayT) -> ArrayT:
-    """Return the largest integer that is not above x, of the same shape and dtype.
-
-    >>> floor(numpy.array([-0.5, 1.5])).tolist()
-    [-1.0, 1.0]
-    """
-    return number_primitives("floor", x).floor(x)
 
 
 @compiled
@@ -312,141 +365,6 @@ def clip(
     return run3(own, _clip, x, low, high)
 
 
-@compiled
-def exp(x: ArrayT) -> ArrayT:
-    """Return the exponential function of a floating-point array, of the same shape and dtype.
-
-    >>> exp(numpy.array([0.0, -numpy.inf])).tolist()
-    [1.0, 0.0]
-    """
-    return float_primitives("exp", x).exp(x)
-
-
-@compiled
-def log(x: ArrayT) -> ArrayT:
-    """Return the natural logarithm of a floating-point array, of the same shape and dtype.
-
-    The logarithm of 0 is minus infinity; that of a negative number is NaN.
-
-    >>> log(numpy.array([1.0, 0.0])).tolist()
-    [0.0, -inf]
-    """
-    return float_primitives("log", x).log(x)
-
-
-@compiled
-def sqrt(x: ArrayT) -> ArrayT:
-    """Return the square root of a floating-point array, of the same shape and dtype.
-
-    >>> sqrt(numpy.array([4.0, -1.0])).tolist()
-    [2.0, nan]
-    """
-    return float_primitives("sqrt", x).sqrt(x)
-
-
-@compiled
-def rsqrt(x: ArrayT) -> ArrayT:
-    """Return one over the square root of a floating-point array, of the same shape and dtype.
-
-    >>> rsqrt(numpy.array([4.0, 0.0])).tolist()
-    [0.5, inf]
-    """
-    return float_primitives("rsqrt", x).rsqrt(x)
-
-
-@compiled
-def sin(x: ArrayT) -> ArrayT:
-    """Return the sine of a floating-point array, of the same shape and dtype.
-
-    >>> sin(numpy.zeros(2)).tolist()
-    [0.0, 0.0]
-    """
-    return float_primitives("sin", x).sin(x)
-
-
-@compiled
-def cos(x: ArrayT) -> ArrayT:
-    """Return the cosine of a floating-point array, of the same shape and dtype.
-
-    >>> cos(numpy.zeros(2)).tolist()
-    [1.0, 1.0]
-    """
-    return float_primitives("cos", x).cos(x)
-
-
-@compiled
-def tanh(x: ArrayT) -> ArrayT:
-    """Return the hyperbolic tangent of a floating-point array, of the same shape and dtype.
-
-    >>> tanh(numpy.array([0.0, numpy.inf])).tolist()
-    [0.0, 1.0]
-    """
-    return float_primitives("tanh", x).tanh(x)
-
-
-@compiled
-def sigmoid(x: ArrayT) -> ArrayT:
-    """Return `1 / (1 + exp(-x))` of a floating-point array; same shape and dtype, no overflow.
-
-    >>> sigmoid(numpy.array([0.0, -numpy.inf, 1000.0])).tolist()
-    [0.5, 0.0, 1.0]
-    """
-    return float_primitives("sigmoid", x).sigmoid(x)
-
-
-@compiled
-def erf(x: ArrayT) -> ArrayT:
-    """Return the error function of a floating-point array, of the same shape and dtype.
-
-    >>> erf(numpy.array([0.0, numpy.inf])).tolist()
-    [0.0, 1.0]
-    """
-    return float_primitives("erf", x).erf(x)
-
-
-@compiled
-def isnan(x: ArrayT) -> ArrayT:
-    """Return whether x is NaN: booleans of the same shape.
-
-    >>> isnan(numpy.array([1.0, numpy.nan])).tolist()
-    [False, True]
-    """
-    return float_primitives("isnan", x).isnan(x)
-
-
-@compiled
-def isfinite(x: ArrayT) -> ArrayT:
-    """Return whether x is neither infinite nor NaN: booleans of the same shape.
-
-    >>> isfinite(numpy.array([1.0, numpy.inf, numpy.nan])).tolist()
-    [True, False, False]
-    """
-    result = number_version(x, "isfinite", _isfinite)(x)
-    return _isfinite(x) if result is NotImplemented else result
-
-
-@compiled
-def logical_not(x: ArrayT) -> ArrayT:
-    """Return whether the boolean is false, of the same shape.
-
-    >>> logical_not(numpy.array([True, False])).tolist()
-    [False, True]
-    """
-    xp = known_bool(x)
-    return (bool_primitives("logical_not", x) if xp is None else xp).logical_not(x)
-
-
-@compiled
-def relu(x: ArrayT) -> ArrayT:
-    """Return the larger of x and 0, of the same shape and dtype; NaN stays NaN.
-
-    >>> relu(numpy.array([-1.0, 2.0])).tolist()
-    [0.0, 2.0]
-    """
-    result = number_version(x, "relu", _relu)(x)
-    return _relu(x) if result is NotImplemented else result
-
-
 def leaky_relu(x: ArrayT, slope: float = 0.01) -> ArrayT:
     """Return `x` where it is positive and `slope × x` elsewhere, of the same shape and dtype.
 
@@ -458,17 +376,6 @@ def leaky_relu(x: ArrayT, slope: float = 0.01) -> ArrayT:
     if not is_finite(slope):
         raise wrong("leaky_relu", f"slope must be a finite number, not {in_words(slope)}")
     return run2(own, _leaky_relu, x, float(slope))
-
-
-@compiled
-def silu(x: ArrayT) -> ArrayT:
-    """Return `x × sigmoid(x)` of a floating-point array, of the same shape and dtype.
-
-    >>> silu(numpy.array([0.0, 100.0])).tolist()
-    [0.0, 100.0]
-    """
-    result = float_version(x, "silu", _silu)(x)
-    return _silu(x) if result is NotImplemented else result
 
 
 def gelu(x: ArrayT, approximate: bool = False) -> ArrayT:
@@ -508,15 +415,6 @@ def _refuse_misfit(condition: Array, name: str, x: Any) -> None:
         raise wrong_shapes("where", rule, condition=condition, **{name: x})
 
 
-def _relu(x: ArrayT) -> ArrayT:
-    return primitives(x).maximum(x, 0)
-
-
-def _isfinite(x: ArrayT) -> ArrayT:
-    xp = primitives(x)
-    return xp.equal(x, x) if known_float(x) is None else xp.less(xp.abs(x), math.inf)
-
-
 def _round(x: ArrayT) -> ArrayT:
     xp = primitives(x)
     below = xp.floor(x)
@@ -537,12 +435,6 @@ def _leaky_relu(x: ArrayT, slope: float) -> ArrayT:
     xp = primitives(x)
     y = widened(xp, x)
     return xp.astype(xp.where(xp.less(y, 0), xp.multiply(y, slope), y), xp.dtype(x))
-
-
-def _silu(x: ArrayT) -> ArrayT:
-    xp = primitives(x)
-    y = widened(xp, x)
-    return xp.astype(xp.multiply(y, xp.sigmoid(y)), xp.dtype(x))
 
 
 def _gelu(x: ArrayT, approximate: bool) -> ArrayT:

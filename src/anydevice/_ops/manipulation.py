@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, TypeGuard
 
 from anydevice._core.array import Array, ArrayT
@@ -15,6 +15,8 @@ from anydevice._ops.arguments import (
     NUMBERS,
     axes_of,
     axis_of,
+    broadcasts,
+    finite_numbers,
     fit_number,
     in_words,
     integer,
@@ -39,6 +41,7 @@ from anydevice._ops.dispatch import (
     run_primitive,
     wrong_dtype,
 )
+from anydevice._ops.elementwise import floor_divide
 
 Axes = int | Sequence[int] | None
 Kind = str | DType | object
@@ -124,13 +127,7 @@ def stack(arrays: Sequence[ArrayT], axis: int = 0) -> ArrayT:
         if other.shape != shape:
             rule = "the arrays must have the same shape"
             raise wrong_shapes("stack", rule, first=first, another=other)
-    count = len(shape) + 1
-    if type(axis) is not int:
-        axis = integer("stack", "axis", axis)
-    if not -count <= axis < count:
-        rule = f"axis {axis} must be from {-count} to {count - 1}"
-        raise wrong_shapes("stack", rule, **{"each array": first})
-    return run2(own, _stack, arrays, axis % count)
+    return run2(own, _stack, arrays, _new_axis("stack", first, "each array", axis))
 
 
 def split(x: ArrayT, sections: int | Sequence[int], axis: int = 0) -> list[ArrayT]:
@@ -162,6 +159,167 @@ def split(x: ArrayT, sections: int | Sequence[int], axis: int = 0) -> list[Array
     except Exception as error:
         explain(error, x=x)
         raise
+
+
+def expand_dims(x: ArrayT, axis: int = 0) -> ArrayT:
+    """Return x with a new axis of size 1 at this place of the result.
+
+    >>> expand_dims(numpy.ones((2, 3)), 1).shape
+    (2, 1, 3)
+    """
+    primitives(x, "expand_dims")
+    at = _new_axis("expand_dims", x, "x", axis)
+    return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
+
+
+def squeeze(x: ArrayT, axis: int | Sequence[int]) -> ArrayT:
+    """Return x without these axes, which must have the size 1.
+
+    >>> squeeze(numpy.ones((2, 1, 3)), 1).shape
+    (2, 3)
+    """
+    primitives(x, "squeeze")
+    axes = axes_of("squeeze", x, axis)
+    if any(x.shape[at] != 1 for at in axes):
+        raise wrong_shapes("squeeze", f"each axis of {axis} must have the size 1", x=x)
+    return reshape(x, tuple([size for at, size in enumerate(x.shape) if at not in axes]))
+
+
+def moveaxis(x: ArrayT, source: int | Sequence[int], destination: int | Sequence[int]) -> ArrayT:
+    """Return x with axes moved to other places; all others stay in their order.
+
+    >>> moveaxis(numpy.ones((2, 3, 4)), 0, -1).shape
+    (3, 4, 2)
+    """
+    primitives(x, "moveaxis")
+    first, last = axes_of("moveaxis", x, source), axes_of("moveaxis", x, destination)
+    if len(first) != len(last):
+        raise wrong("moveaxis", "source and destination must have as many axes")
+    order = [at for at in range(x.ndim) if at not in first]
+    for place, at in sorted(zip(last, first, strict=True)):
+        order.insert(place, at)
+    return permute(x, tuple(order))
+
+
+def matrix_transpose(x: ArrayT) -> ArrayT:
+    """Return matrices (…, m, n) as (…, n, m).
+
+    >>> matrix_transpose(numpy.ones((5, 2, 3))).shape
+    (5, 3, 2)
+    """
+    _matrices("matrix_transpose", x)
+    return moveaxis(x, -1, -2)
+
+
+def repeat(x: ArrayT, repeats: int, axis: int | None = None) -> ArrayT:
+    """Return each slice of an axis several times in a row, or each element of the flat array.
+
+    >>> repeat(numpy.array([1, 2]), 2).tolist()
+    [1, 1, 2, 2]
+    """
+    flat, at = _along("repeat", x, axis)
+    if (count := integer("repeat", "repeats", repeats)) < 0:
+        raise wrong("repeat", f"repeats must be 0 or more, not {count}")
+    ids = arange(flat.shape[at] * count, like=flat, dtype="int32")
+    return take(flat, floor_divide(ids, max(1, count)), at)
+
+
+def roll(x: ArrayT, shift: int | Sequence[int], axis: Axes = None) -> ArrayT:
+    """Return the elements moved along axes, or in the flat array; the last ones come first.
+
+    >>> roll(numpy.array([1, 2, 3, 4]), 1).tolist()
+    [4, 1, 2, 3]
+    """
+    result, one = _along("roll", x, None if axis is None else 0)
+    axes, shifts = (one,) if axis is None else axes_of("roll", x, axis), shape_of("roll", shift)
+    if len(shifts) not in (1, len(axes)):
+        raise wrong("roll", f"shift must be one integer, or one for each axis, not {shifts}")
+    for at, step in zip(axes, shifts * (len(axes) // len(shifts)), strict=True):
+        cut = -step % max(1, result.shape[at])
+        result = concat(split(result, [cut], at)[::-1], at)
+    return reshape(result, tuple(x.shape))
+
+
+def tile(x: ArrayT, repetitions: int | Sequence[int]) -> ArrayT:
+    """Return copies of the array side by side: how many along each axis, counted from the last.
+
+    >>> tile(numpy.array([1, 2]), (2, 2)).tolist()
+    [[1, 2, 1, 2], [1, 2, 1, 2]]
+    """
+    primitives(x, "tile")
+    counts = shape_of("tile", repetitions)
+    if min(counts, default=0) < 0:
+        raise wrong("tile", f"repetitions must be 0 or more, not {counts}")
+    pairs = [*zip_longest(counts[::-1], x.shape[::-1], fillvalue=1)][::-1]
+    apart = reshape(x, tuple([n for _, size in pairs for n in (1, size)]))
+    copies = broadcast_to(apart, tuple([n for pair in pairs for n in pair]))
+    return reshape(copies, tuple([count * size for count, size in pairs]))
+
+
+def unstack(x: ArrayT, axis: int = 0) -> tuple[ArrayT, ...]:
+    """Return the slices of an axis, each without it.
+
+    >>> [row.tolist() for row in unstack(numpy.array([[1, 2], [3, 4]]))]
+    [[1, 2], [3, 4]]
+    """
+    primitives(x, "unstack")
+    at = axis_of("unstack", x, axis)
+    pieces = split(x, x.shape[at], at) if x.shape[at] else []
+    return tuple([squeeze(piece, at) for piece in pieces])
+
+
+def broadcast_arrays(*arrays: ArrayT) -> list[ArrayT]:
+    """Return the arrays, repeated to the shape to which they broadcast together.
+
+    >>> [x.shape for x in broadcast_arrays(numpy.ones((2, 1)), numpy.ones(3))]
+    [(2, 3), (2, 3)]
+    """
+    _require_arrays("broadcast_arrays", arrays)
+    shape: Shape = ()
+    for x in arrays:
+        primitives(x, "broadcast_arrays")
+        if not broadcasts(shape, x.shape):
+            raise wrong_shapes("broadcast_arrays", f"all must broadcast with {shape}", x=x)
+        pairs = zip_longest(shape[::-1], x.shape[::-1], fillvalue=1)
+        shape = tuple([n if m == 1 else m for m, n in pairs])[::-1]
+    return [broadcast_to(x, shape) for x in arrays]
+
+
+def meshgrid(*arrays: ArrayT, indexing: str = "xy") -> list[ArrayT]:
+    """Return the coordinates of a grid; with "xy", the first vector is along the second axis.
+
+    >>> [x.tolist() for x in meshgrid(numpy.array([1, 2]), numpy.array([3, 4]), indexing="ij")]
+    [[[1, 1], [2, 2]], [[3, 4], [3, 4]]]
+    """
+    _require_arrays("meshgrid", arrays)
+    for x in arrays:
+        primitives(x, "meshgrid")
+        if x.ndim != 1 or indexing not in ("xy", "ij"):
+            raise wrong_shapes("meshgrid", "all must be vectors, indexing 'xy' or 'ij'", x=x)
+    axes, swaps = [*range(len(arrays))], indexing == "xy" and len(arrays) > 1
+    order = [1, 0, *axes[2:]] if swaps else axes
+    shapes = [[-1 if axis == at else 1 for axis in axes] for at in order]
+    return broadcast_arrays(*map(reshape, arrays, shapes))
+
+
+def tril(x: ArrayT, k: int = 0) -> ArrayT:
+    """Return matrices with zeros above a diagonal, `k` above the main one.
+
+    >>> tril(numpy.ones((2, 2))).tolist()
+    [[1.0, 0.0], [1.0, 1.0]]
+    """
+    _matrices("tril", x)
+    return run3(_triangle, _triangle, x, integer("tril", "k", k), 1)
+
+
+def triu(x: ArrayT, k: int = 0) -> ArrayT:
+    """Return matrices with zeros below a diagonal, `k` above the main one.
+
+    >>> triu(numpy.ones((2, 2))).tolist()
+    [[1.0, 1.0], [0.0, 1.0]]
+    """
+    _matrices("triu", x)
+    return run3(_triangle, _triangle, x, integer("triu", "k", k), -1)
 
 
 def pad(x: ArrayT, widths: int | Sequence[tuple[int, int]], value: float = 0) -> ArrayT:
@@ -354,6 +512,23 @@ def arange(
     return run_primitive(_count_from, xp, first, step, count, kind, like)
 
 
+def linspace(
+    start: float, stop: float, num: int, *, like: ArrayT, dtype: Kind | None = None
+) -> ArrayT:
+    """Return `num` numbers from `start` to `stop`, both included, on the device of `like`.
+
+    >>> linspace(0, 1, 5, like=numpy.ones(1)).tolist()
+    [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
+    kind = _kind_like("linspace", like, "like", dtype)[1]
+    if kind.kind != "float":
+        raise wrong_dtype("linspace", kind, "floating-point numbers; give a dtype")
+    ends = finite_numbers("linspace", "", lambda number: True, start=start, stop=stop)
+    if (count := integer("linspace", "num", num)) < 0:
+        raise wrong("linspace", f"num must be 0 or more, not {count}")
+    return run_primitive(_line, like, *ends, count, kind)
+
+
 def eye(
     rows: int, columns: int | None = None, *, k: int = 0, like: ArrayT, dtype: Kind | None = None
 ) -> ArrayT:
@@ -458,6 +633,41 @@ def cache_write(cache: ArrayT, new: ArrayT, positions: ArrayT) -> ArrayT:
         rule = "positions must be (tokens,) or (batch, tokens)"
         raise wrong_shapes("cache_write", rule, new=new, positions=positions)
     return run3(own, _cache_write, cache, new, positions)
+
+
+def _new_axis(op: str, x: Array, name: str, axis: int) -> int:
+    """Return the place of a new axis, counted from the front."""
+    count, at = len(x.shape) + 1, axis if type(axis) is int else integer(op, "axis", axis)
+    if not -count <= at < count:
+        rule = f"axis {at} must be from {-count} to {count - 1}"
+        raise wrong_shapes(op, rule, **{name: x})
+    return at % count
+
+
+def _along(op: str, x: ArrayT, axis: int | None) -> tuple[ArrayT, int]:
+    """Return the array and an axis; without one, the flat array."""
+    primitives(x, op)
+    return (reshape(x, (math.prod(x.shape),)), 0) if axis is None else (x, axis_of(op, x, axis))
+
+
+def _matrices(op: str, x: Array) -> None:
+    primitives(x, op)
+    if x.ndim < 2:
+        raise wrong_shapes(op, "x must have rows and columns", x=x)
+
+
+def _triangle(x: ArrayT, above: int, side: int) -> ArrayT:
+    xp, (high, wide) = primitives(x), x.shape[-2:]
+    row = xp.reshape(xp.arange(high, INT32, x), (high, 1))
+    off = xp.subtract(xp.subtract(xp.arange(wide, INT32, x), row), above)
+    return xp.where(xp.less(0, xp.multiply(off, side)), 0, x)
+
+
+def _line(like: ArrayT, first: float, last: float, count: int, dtype: DType) -> ArrayT:
+    xp = primitives(like)
+    share = xp.divide(xp.astype(xp.arange(count, INT32, like), wide(dtype)), max(1.0, count - 1.0))
+    rest = xp.multiply(xp.subtract(1.0, share), float(first))  # exact at both ends
+    return xp.astype(xp.add(rest, xp.multiply(share, float(last))), dtype)
 
 
 def _in_order(axes: Sequence[int], count: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
 from anydevice._core.array import Array, ArrayT
@@ -13,9 +14,12 @@ from anydevice._core.quantized import QuantizedWeight, low_bits
 from anydevice._ops.arguments import (
     FLOAT32,
     INT32,
+    axes_of,
     broadcasts,
     in_words,
+    integer,
     pair_of,
+    python_number,
     require_integers,
     require_one_dtype,
     require_one_library,
@@ -35,7 +39,7 @@ from anydevice._ops.dispatch import (
     run_primitive,
     version_for_dtype,
 )
-from anydevice._ops.manipulation import flip, padded
+from anydevice._ops.manipulation import flip, moveaxis, padded
 
 if TYPE_CHECKING:
     from anydevice._core.array import HostArray
@@ -122,6 +126,42 @@ def einsum(subscripts: str, *arrays: ArrayT) -> ArrayT:
     number_primitives("einsum", arrays[0])
     require_one_dtype("einsum", **{f"array {n}": x for n, x in enumerate(arrays)})
     return run_primitive(_einsum, subscripts, arrays)
+
+
+def vecdot(a: ArrayT, b: ArrayT, axis: int = -1) -> ArrayT:
+    """Return the sums of products along an axis, counted from behind; the others broadcast.
+
+    >>> vecdot(numpy.array([[1, 2], [3, 4]]), numpy.array([1, 10])).tolist()
+    [21, 43]
+    """
+    number_primitives("vecdot", a)
+    require_one_dtype("vecdot", a=a, b=b)
+    at = integer("vecdot", "axis", axis)
+    if not -min(a.ndim, b.ndim) <= at < 0 or a.shape[at] != b.shape[at]:
+        raise wrong_shapes("vecdot", f"axis {at}, below 0, must have one size in both", a=a, b=b)
+    return einsum("...i,...i->...", moveaxis(a, at, -1), moveaxis(b, at, -1))
+
+
+def tensordot(a: ArrayT, b: ArrayT, axes: int | Sequence[Sequence[int]] = 2) -> ArrayT:
+    """Return products, summed over the last axes of a and the first of b, or over pairs of axes.
+
+    >>> tensordot(numpy.ones((2, 3)), numpy.ones((3, 4)), axes=([1], [0])).tolist()
+    [[3.0, 3.0, 3.0, 3.0], [3.0, 3.0, 3.0, 3.0]]
+    """
+    number_primitives("tensordot", a)
+    require_one_dtype("tensordot", a=a, b=b)
+    count = python_number(axes)
+    pairs = (range(-count, 0), range(count)) if type(count) is int else axes
+    if not isinstance(pairs, tuple | list) or len(pairs) != 2:
+        raise wrong("tensordot", "axes must be an integer, or axes of a and as many of b")
+    ours, theirs = (axes_of("tensordot", x, [*at]) for x, at in zip((a, b), pairs, strict=True))
+    if [a.shape[at] for at in ours] != [b.shape[at] for at in theirs]:
+        raise wrong_shapes("tensordot", "the axes of each pair must have one size", a=a, b=b)
+    left, right = ascii_letters[: a.ndim], [*ascii_letters[a.ndim : a.ndim + b.ndim]]
+    for own, other in zip(ours, theirs, strict=True):
+        right[other] = left[own]
+    rest = [name for name in (*left, *right) if (name in left) != (name in right)]
+    return einsum(f"{left},{''.join(right)}->{''.join(rest)}", a, b)
 
 
 def _add_bias(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
 
 from anydevice._core.array import Array, ArrayT
+from anydevice._core.engine import Absent
 from anydevice._core.primitives import PrimitivesOf
+from anydevice._machine.engines.registry import owner_of
 from anydevice._ops.arguments import (
     INT32,
     axes_of,
@@ -16,6 +19,7 @@ from anydevice._ops.arguments import (
     integer,
     is_finite,
     python_number,
+    require_one_dtype,
     require_one_library,
     wide,
     widened,
@@ -37,7 +41,8 @@ from anydevice._ops.dispatch import (
     version_for_dtype,
     version_for_mixed_dtypes,
 )
-from anydevice._ops.manipulation import flip, padded
+from anydevice._ops.elementwise import document, floor_divide, remainder
+from anydevice._ops.manipulation import concat, flip, padded, reshape, slice_axis, take
 
 Axes = int | Sequence[int] | None
 
@@ -72,43 +77,6 @@ def prod(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:
     return run3(own, _prod, x, axes, keepdims) if axes else x
 
 
-def any(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa: A001  as everywhere
-    """Whether any element is true, along one or several axes or in the whole array.
-
-    Numbers other than 0 are true, and so is NaN. The result for no elements is false.
-
-    >>> any(numpy.array([[True, False], [False, False]]), axis=1).tolist()
-    [True, False]
-    """
-    own = own_version(x, "any", _any)
-    return run3(own, _any, x, axes_of("any", x, axis), keepdims)
-
-
-def all(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa: A001  as everywhere
-    """Whether all elements are true, along one or several axes or in the whole array.
-
-    Numbers other than 0 are true, and so is NaN. The result for no elements is true.
-
-    >>> all(numpy.array([[True, True], [True, False]]), axis=1).tolist()
-    [True, False]
-    """
-    own = own_version(x, "all", _all)
-    return run3(own, _all, x, axes_of("all", x, axis), keepdims)
-
-
-def logsumexp(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:
-    """Return the logarithm of the sum of `exp(x)` along one or several axes, or over all.
-
-    Of the dtype of x, computed in float32 for 16-bit numbers, and without overflow. Without
-    elements it is minus infinity.
-
-    >>> logsumexp(numpy.array([[1000.0, 1000.0], [0.0, -numpy.inf]]), axis=1).round(3).tolist()
-    [1000.693, 0.0]
-    """
-    own = float_version(x, "logsumexp", _logsumexp)
-    return run3(own, _logsumexp, x, axes_of("logsumexp", x, axis), keepdims)
-
-
 def vector_norm(
     x: ArrayT,
     axis: Axes = None,
@@ -135,6 +103,18 @@ def vector_norm(
     return run(own, _vector_norm, x, axes, keepdims, float(power))
 
 
+def cumulative_prod(x: ArrayT, axis: int = -1, include_initial: bool = False) -> ArrayT:
+    """Return the running products along an axis, with `include_initial` from 1 on, as `prod`.
+
+    >>> cumulative_prod(numpy.array([1, 2, 3, 4])).tolist()
+    [1, 2, 6, 24]
+    """
+    own = own_version(x, "cumulative_prod", _cumulative_prod)
+    at = axis_of("cumulative_prod", x, axis)
+    products = run2(own, _cumulative_prod, _numbers(x), at)
+    return padded(primitives(products), products, at, 1, 0, 1) if include_initial else products
+
+
 def cumulative_sum(x: ArrayT, axis: int = -1, include_initial: bool = False) -> ArrayT:
     """Return the running sums along an axis; dtypes as in `sum`.
 
@@ -149,20 +129,6 @@ def cumulative_sum(x: ArrayT, axis: int = -1, include_initial: bool = False) -> 
     at = axis_of("cumulative_sum", x, axis)
     sums = run2(own, _cumulative_sum, _numbers(x), at)
     return padded(primitives(sums), sums, at, 1, 0) if include_initial else sums
-
-
-def mean(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:
-    """Return the mean along one or several axes, or over the whole array.
-
-    Of the dtype of x for floating-point arrays, computed in float32 for those of 16 bits; float32
-    for integers. The mean of no elements is NaN.
-
-    >>> mean(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=-1).tolist()
-    [1.5, 4.5]
-    """
-    own = own_version(x, "mean", _mean)
-    axes = (axis_of("mean", x, axis),) if type(axis) is int else axes_of("mean", x, axis)
-    return run3(own, _mean, x, axes, keepdims)
 
 
 def var(x: ArrayT, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> ArrayT:
@@ -265,6 +231,45 @@ def argsort(x: ArrayT, axis: int = -1, descending: bool = False) -> ArrayT:
     """
     own = own_version(x, "argsort", _argsort)
     return run3(own, _argsort, x, axis_of("argsort", x, axis), bool(descending))
+
+
+def searchsorted(x1: ArrayT, x2: ArrayT, side: str = "left") -> ArrayT:
+    """Return where in the sorted vector `x1` each element of x2 is to be put: int32 indices.
+
+    With `side` "left" it comes before equal ones, with "right" behind them. NaN counts as infinity.
+
+    >>> searchsorted(numpy.array([1, 3, 3, 5]), numpy.array([3, 6])).tolist()
+    [1, 4]
+    """
+    primitives(x1, "searchsorted", "x1")
+    require_one_dtype("searchsorted", x1=x1, x2=x2)
+    if x1.ndim != 1 or side not in ("left", "right"):
+        raise wrong_shapes("searchsorted", "x1 must be a vector, side 'left' or 'right'", x1=x1)
+    return run3(
+        own_version(x1, "searchsorted", _search_sorted), _search_sorted, x1, x2, side == "left"
+    )
+
+
+def nonzero(x: ArrayT) -> tuple[ArrayT, ...]:
+    """Return the int32 indices of elements other than 0, for each axis; compiled code has none.
+
+    >>> [at.tolist() for at in nonzero(numpy.array([[0, 5], [7, 0]]))]
+    [[0, 1], [1, 0]]
+    """
+    primitives(x, "nonzero")
+    if not x.ndim:
+        raise wrong_shapes("nonzero", "x must have axes", x=x)
+    return run_primitive(_nonzero, x)
+
+
+def unique_values(x: ArrayT) -> ArrayT:
+    """Return the different elements, in order, each NaN one; compiled code has none.
+
+    >>> unique_values(numpy.array([3, 1, 3])).tolist()
+    [1, 3]
+    """
+    primitives(x, "unique_values")
+    return run_primitive(_unique_values, x)
 
 
 def top_k(x: ArrayT, k: int) -> tuple[ArrayT, ArrayT]:
@@ -447,14 +452,59 @@ def _vector_norm(x: ArrayT, axes: tuple[int, ...], keepdims: bool, power: float)
 
 
 def _cumulative_sum(x: ArrayT, axis: int) -> ArrayT:
+    return _scan(x, axis, primitives(x).add)
+
+
+def _cumulative_prod(x: ArrayT, axis: int) -> ArrayT:
+    return _scan(x, axis, primitives(x).multiply)
+
+
+def _scan(x: ArrayT, axis: int, join: Callable[[ArrayT, ArrayT], ArrayT]) -> ArrayT:
     """Double the length of the sums in each step: the prefix sum of Hillis and Steele."""
     xp = primitives(x)
     sums, size, done = widened(xp, x), x.shape[axis], 1
     while done < size:
         later = xp.slice_axis(sums, axis, done, size)
-        later = xp.add(later, xp.slice_axis(sums, axis, 0, size - done))
+        later = join(later, xp.slice_axis(sums, axis, 0, size - done))
         sums, done = xp.concat([xp.slice_axis(sums, axis, 0, done), later], axis), 2 * done
     return xp.astype(sums, xp.dtype(x))
+
+
+def _search_sorted(x1: ArrayT, x2: ArrayT, left: bool) -> ArrayT:
+    """Search by halves: each step adds a power of two to the indices, or not."""
+    xp, size = primitives(x1), x1.shape[0]
+    if known_float(x1) is not None:
+        x1, x2 = (xp.where(xp.isnan(x), math.inf, x) for x in (x1, x2))
+    at, before = xp.full(tuple(x2.shape), 0, INT32, x1), xp.less if left else xp.less_equal
+    for power in reversed(range(size.bit_length())):
+        more = xp.add(at, 1 << power)
+        smaller = before(xp.take(x1, xp.subtract(more, 1), 0), x2)
+        at = xp.where(xp.logical_and(smaller, xp.less_equal(more, size)), more, at)
+    return at
+
+
+def _nonzero(x: ArrayT) -> tuple[ArrayT, ...]:
+    engine: Any = owner_of(x)
+    if engine.is_traced(x):
+        what = "the size of this result depends on the numbers, which compiled code does not have"
+        raise Absent(what, "use where, or a sum of conditions", code="traced").error()
+    is_zero = primitives(x).equal(reshape(x, (math.prod(x.shape),)), False)
+    count = is_zero.shape[0] - int(engine.to_host(sum(is_zero)))
+    rest, indices = slice_axis(argsort(is_zero), 0, 0, count), []
+    for size in reversed(x.shape):
+        indices.append(remainder(rest, size))
+        rest = floor_divide(rest, size)
+    return tuple(indices[::-1])
+
+
+def _unique_values(x: ArrayT) -> ArrayT:
+    xp, ordered = primitives(x), sort(reshape(x, (math.prod(x.shape),)))
+    size = ordered.shape[0]
+    if size < 2:
+        return ordered
+    same = xp.equal(slice_axis(ordered, 0, 1, size), slice_axis(ordered, 0, 0, size - 1))
+    (others,) = nonzero(xp.logical_not(same))
+    return concat([slice_axis(ordered, 0, 0, 1), take(ordered, xp.add(others, 1))])
 
 
 def _sort(x: ArrayT, axis: int, descending: bool) -> ArrayT:
@@ -500,6 +550,53 @@ def _is_before(xp: PrimitivesOf[ArrayT], y: ArrayT, index: ArrayT, start: int, s
         smaller = xp.logical_or(smaller, xp.logical_and(last, xp.logical_not(also_last)))
         same = xp.logical_or(same, xp.logical_and(last, also_last))
     return xp.logical_or(smaller, xp.logical_and(same, xp.less(also, at)))
+
+
+def _count_nonzero(x: ArrayT, axes: tuple[int, ...], keepdims: bool) -> ArrayT:
+    xp = primitives(x)
+    counted = xp.astype(xp.logical_not(xp.equal(x, False)), INT32)
+    return xp.sum(counted, axes, keepdims) if axes else counted
+
+
+class Reduction(Protocol):
+    """The type of an op along one or several axes, or over the whole array."""
+
+    def __call__(self, x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT: ...
+
+
+def _reduction(
+    name: str, meaning: str, given: str, result: str, definition: Callable[..., Any],
+    version: Callable[..., Any] = own_version,
+) -> Reduction:  # fmt: skip
+    def op(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:
+        own = version(x, name, definition)
+        axes = (axis_of(name, x, axis),) if type(axis) is int else axes_of(name, x, axis)
+        return cast("ArrayT", run3(own, definition, x, axes, keepdims))
+
+    example = f"numpy.array({given}), axis=1"
+    return cast(
+        "Reduction", document(op, name, f"{meaning}, along axes or in all", example, result)
+    )
+
+
+all = _reduction(  # noqa: A001  as everywhere
+    "all", "whether all elements are not 0; NaN is not", "[[1, 2], [0, 1]]", "[True, False]", _all
+)
+any = _reduction(  # noqa: A001  as everywhere
+    "any", "whether any element is not 0; NaN is not", "[[0, 2], [0, 0]]", "[True, False]", _any
+)
+count_nonzero = _reduction(
+    "count_nonzero", "how many elements are not 0: int32", "[[1, 0], [2, 3]]", "[1, 2]",
+    _count_nonzero,
+)  # fmt: skip
+logsumexp = _reduction(
+    "logsumexp", "the logarithm of the sum of `exp(x)`, without overflow; -inf of no elements",
+    "[[1000.0, -numpy.inf], [0, -1000]]", "[1000.0, 0.0]", _logsumexp, float_version,
+)  # fmt: skip
+mean = _reduction(
+    "mean", "the mean, computed in float32 at least; float32 of integers and NaN of no elements",
+    "[[1.0, 2.0], [3.0, 6.0]]", "[1.5, 4.5]", _mean,
+)  # fmt: skip
 
 
 @compiled

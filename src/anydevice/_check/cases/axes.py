@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from anydevice import _ops as ops
 from anydevice._check import budgets
 from anydevice._check.cases.case import (
     EVERYTHING,
@@ -202,6 +203,48 @@ def _reduction(op: str, cases: tuple[Case, ...] = _REDUCED, **how: Any) -> Row:
         **_ROWS_TIMED,
         **how,
     )
+
+
+_CUMULATIVE_PROD = replace(
+    _CUMULATIVE_SUM,
+    op="cumulative_prod",
+    cases=(
+        Case("rows of 17", _near_one(65, 17, axis=-1)),
+        Case("from nothing on", _near_one(3, 17, axis=0, include_initial=True)),
+        Case("long columns", _near_one(2053, 5, axis=0), LARGE),
+        Case("nan and infinities", _WITH_NAN, FLOATS),
+    ),
+    budget=lambda want, coarse, x, **how: (64 + budgets.growth(x.shape[-1])) * np.abs(want),
+)
+
+
+def _search(rows: int, *shape: int, **options: Any) -> Make:
+    return lambda draw: call(np.sort(draw.normal(rows)), draw.normal(*shape), **options)
+
+
+_ODD = [np.nan, 3, -np.inf, np.inf, 0]
+_SEARCHSORTED = Row(
+    "searchsorted",
+    (
+        Case("of 1031", _search(1031, 7, 33)),
+        Case("in a million", _search(1000003, 1031), LARGE),
+        Case("nan", lambda draw: call(draw.listed([1, 3, 3, np.inf]), draw.listed(_ODD)), FLOATS),
+    ),
+    NUMBERS,
+    gives=index,
+    gpu={"65,536 in 32000": _search(VOCABULARY, 65536)},
+    cpu={"4,096 in 32000": _search(VOCABULARY, 4096)},
+    # Some checks change the order of arguments.
+    function=lambda x1, x2, **how: ops.searchsorted(ops.sort(x1), x2, **how),
+)
+
+
+def _sparse(op: str, gives: Any) -> Row:
+    """Describe an op whose result is as long as x has such numbers."""
+    cases = (Case("few", _mostly(False, 257, 17)), Case("most", _mostly(True, 3, 5, 7)))
+    odd = Case("nan and infinities", lambda draw: call(draw.special(0.0, 1.0, np.nan)), FLOATS)
+    timed = {"512 × 4096": _mostly(False, 512, HIDDEN)}
+    return Row(op, (*cases, odd), EVERYTHING, gives=gives, gpu=timed, cpu=timed)
 
 
 def _spread(*, middle: float = 0.0, **options: Any) -> Make:
@@ -406,6 +449,11 @@ ALONG_AXES: tuple[Row, ...] = (
     _reduction("logsumexp", _LOGSUMEXP, budget=budgets.of_logsumexp),
     _reduction("vector_norm", _NORM, budget=budgets.of_norm),
     _CUMULATIVE_SUM,
+    _CUMULATIVE_PROD,
+    _SEARCHSORTED,
+    replace(_truth("any", False), op="count_nonzero", gives=index),
+    _sparse("nonzero", index),
+    _sparse("unique_values", same),
     _DIFF,
     _ARGMAX,
     _ARGMIN,

@@ -44,24 +44,29 @@ Shape = tuple[int, ...]
 Value = TypeVar("Value")
 
 SPACES = """
-negative abs sign relu logical_not tanh sigmoid erf: X
-isnan isfinite: X | odd limits nans huge
-exp: X | plain wide full past zeros limits denormal
-floor round: X | any halves
-log sqrt rsqrt: X | sizes positive sizes tiny odd denormal
-sin cos: X | plain wide beyond zeros odd denormal
+negative abs sign relu logical_not bitwise_invert positive tanh sigmoid erf atan asinh: X
+isnan isfinite isinf signbit: X | odd limits nans huge
+exp expm1 sinh cosh: X | plain wide full past zeros limits denormal
+floor round ceil trunc: X | any halves
+log sqrt rsqrt log1p log2 log10 acosh reciprocal: X | sizes positive sizes tiny odd denormal
+acos asin atanh: X | unit odd zeros
+bitwise_left_shift bitwise_right_shift: X~, X~ | any | spans
+floor_divide remainder: X~#, X~# | normal repeats odd | digits extremes repeats
+sin cos tan: X | plain wide beyond zeros odd denormal
 silu: X | plain wide past zeros odd
 gelu: X, False | plain wide past zeros nans
 gelu: X, True | plain wide zeros nans
 leaky_relu: X, 0.01/0.3/-0.2/1.5/0.0/1
-add subtract: X~#, X~# | any | digits normal
+add subtract bitwise_and bitwise_or bitwise_xor: X~#, X~# | any | digits normal
 multiply: X~#, X~# | any | short repeats
+square: X | any | short repeats
 divide: X~#, X~#:positive signs beyond | normal large huge zeros beyond tiny repeats
 divide: X, X | huge
 power: X~#:base, X~#:exponent
 power: X, 0.5/2/3/-1/-0.5/1/0 | normal repeats
-maximum minimum equal not_equal greater greater_equal less less_equal: X~#, X~# | order
-logical_and logical_or: X~, X~
+maximum minimum equal not_equal greater greater_equal less less_equal atan2 copysign hypot
+  logaddexp: X~#, X~# | order
+logical_and logical_or logical_xor: X~, X~
 where: X~&, X~#, X~# | moved
 clip: X, X~#?:plain, X~#?:plain
 swiglu: X, X | plain wide nans zeros
@@ -69,10 +74,14 @@ sum mean: X!; axis=$axes; keepdims=/True | plain heavy large odd zeros rising | 
 var std: X; axis=$axes; keepdims=/True; correction=/0/1/0.5/2 | normal positive offset odd
 max min: X!; axis=$axes; keepdims=/True | order
 prod: X; axis=$axes; keepdims=/True | near near zeros signs steady | signs few
-any all: X; axis=$axes; keepdims=/True | few most zeros odd constant | few most normal
+any all count_nonzero: X; axis=$axes; keepdims=/True | few most zeros odd constant | few most normal
 logsumexp: X; axis=$axes; keepdims=/True | soft
 vector_norm: X!; axis=$axes; keepdims=/True; ord=/1/2/3/1e999/-1e999/0/4 | plain heavy zeros odd
 cumulative_sum: Y; axis=$axis; include_initial=/False/True | plain heavy odd zeros | short repeats
+cumulative_prod: Y; axis=$axis; include_initial=/False/True | near signs | signs few
+searchsorted: $sorted, X; side=/'left'/'right' | order
+nonzero: Y | few most zeros odd | few most normal
+unique_values: X | order | digits repeats
 diff: Y; axis=$axis; n=/1/2/3/0 | plain heavy odd zeros rising | normal repeats
 argmax argmin: Y!; axis=$axis | order
 sort argsort: Y; axis=$axis; descending=/False/True | order | digits lowest repeats
@@ -80,6 +89,18 @@ softmax log_softmax: Y, $axis | soft
 top_k: Y!, $k | order
 reshape: X, $regroup | moved
 permute: X, $order | moved
+expand_dims: X, $new | moved
+squeeze: 1 m n, 0/(0,)/-3 | moved
+moveaxis: Y, $axis, $place | moved
+matrix_transpose: B m n | moved
+tril triu: B m n, 0/1/-2/60/-60 | moved
+repeat: Y, 1/2/3/0; axis=/$axis | moved
+roll: Y, 1/-1/7/100/0; axis=/$axis | moved
+tile: X, 1/3/(2,1)/(1,2,1)/0 | moved
+unstack: h m b, 0/-1/-3 | moved
+broadcast_arrays: X~, X~, X~ | moved
+meshgrid: m, b, c; indexing=/'xy'/'ij' | moved
+linspace: -3/0/2.5, 7/-2/0.125, 1/2/0/513/1000; like=a
 split: Y, $cuts, $axis | moved
 pad: X, $widths, $value | moved
 slice_axis: Y, $axis, $start, $stop, 1/2/3/4/5/7 | moved
@@ -102,6 +123,8 @@ arange: 0/3/-40, 9/100/513/1025/-77, 1/2/3/-1/-7; like=a
 eye: =m, =n; k=/0/1/-1/2/-3/60; like=a
 matmul: B m k, B k n | product
 linear: B k, n k, n? | product
+vecdot: B m k, B m k; axis=/-1/-2 | product | repeats
+tensordot: b c k, c k h; axes=/([1, 2], [0, 1])/([-1], [1]) | product | repeats
 outer: m, n | any | short
 einsum: 'ij,jk->ik'/'ij,jk->ki'/'ij,jk->i'/'ij,jk->'/'kj,ji', i m, m f | plain | repeats
 einsum: 'ijkl->lijk'/'ijkl->kj'/'ijkl->jl'/'ijkl->'/'ijkl->kjil'/'ljki', c n i b | plain | repeats
@@ -455,6 +478,8 @@ VALUES: Mapping[str, Callable[[Space, Shape], Any]] = {
         _weight(s, 2**14, 64) if s.vast else _weight(s, *s.size("o"), *s.size("K"))
     ),
     "axes": _axes,
+    "place": lambda s, x: s.whole(-len(x), len(x) - 1),
+    "sorted": lambda s, x: np.sort(s.numbers((s.length(),))),
     "new": lambda s, x: s.pick(f"new axis of {len(x)}", range(-len(x) - 1, len(x) + 1)),
     "k": lambda s, x: s.pick("k", (1, x[-1], s.whole(1, x[-1]), min(5, x[-1]))),
     "regroup": _regroup,
@@ -494,6 +519,8 @@ NUMBERS: Mapping[str, Callable[[Space, Shape], Any]] = {
     "near": lambda s, shape: np.where(
         s.chance(*shape, of=300 / max(300, prod(shape))), s.uniform(0.9, 1.1, *shape), 1
     ),
+    "unit": lambda s, shape: s.uniform(-1, 1, *shape),
+    "spans": lambda s, shape: s.integers(-3, 40, *shape),
     "base": lambda s, shape: s.uniform(0.01, 30, *shape),
     "exponent": lambda s, shape: s.uniform(-3, 3, *shape),
     "sizes": lambda s, shape: np.abs(s.large(*shape)),

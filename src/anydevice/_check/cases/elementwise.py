@@ -67,29 +67,33 @@ def _around_integers(draw: Draw) -> Call:
     return call(draw.listed([-2.5, -2.0, -0.5, -0.25, -0.0, 0.0, 0.25, 0.5, 2.0, 2.5, 1023.5]))
 
 
+_POSITIVE = (0.01, 30)
+
+
 def _unary(
     op: str,
     budget: Budget = budgets.exact,
     *,
     dtypes: tuple[str, ...] = FLOATS,
-    positive: bool = False,
+    bounds: tuple[float, float] | None = None,
     special: Make = _special,
     spread: Make = _of_all_magnitudes,
     smooth: bool = True,
     gives: Gives = same,
     operations: int = 1,
     signs: bool = False,
+    integers: Make = lambda draw: call(draw.digits(7, 129)),
 ) -> Row:
     def make(*shape: int) -> Make:
-        if positive:
-            return lambda draw: call(draw.uniform(0.01, 30, *shape))
+        if bounds is not None:
+            return lambda draw: call(draw.uniform(*bounds, *shape))
         return _one(*shape, spread=4.0)
 
     cases = [Case("two rows of 4096", make(2, 4096))]
     cases += [Case("nan, infinities and limits", special, FLOATS), _DENORMALS]
     cases.append(Case("of all magnitudes", spread, FLOATS))
     if dtypes == NUMBERS:
-        cases.append(Case("all digits", lambda draw: call(draw.digits(7, 129)), INTEGERS))
+        cases.append(Case("all digits", integers, INTEGERS))
     return Row(
         op,
         tuple(cases),
@@ -184,9 +188,10 @@ def _comparison_row(op: str, **how: Any) -> Row:
     return replace(row, cases=(*row.cases, many))
 
 
-def _logical(op: str) -> Row:
+def _logical(op: str, *dtypes: str) -> Row:
+    """Describe an op on booleans, or on bits of these dtypes."""
     case = Case("two rows of 4096", _two((2, 4096), (2, 4096)))
-    return Row(op, (case,), ("bool",), gives=condition, **_TWO_TIMED)
+    return Row(op, (case,), dtypes or ("bool",), **_TWO_TIMED)
 
 
 def _where(at: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> Make:
@@ -312,7 +317,24 @@ _SWIGLU = Row(
 )
 
 
+_LIMITS, _ABSOLUTE = budgets.relative(16), budgets.absolute(8)
+
+
 ELEMENTWISE: tuple[Row, ...] = (
+    *(_unary(op, _LIMITS, bounds=(-0.9, 0.9)) for op in ("acos", "asin", "atanh")),
+    *(_unary(op, _LIMITS) for op in ("atan", "asinh")),
+    _unary("acosh", _LIMITS, bounds=(1.1, 30), spread=_of_all_sizes),
+    *(_unary(op, budgets.of_exponential(16), spread=_up_to_eighty) for op in ("cosh", "sinh")),
+    _unary("expm1", budgets.of_exponential(16), operations=4),
+    _unary("square", dtypes=NUMBERS, integers=lambda draw: call(draw.integers(-46340, 46341, 9))),
+    _unary("reciprocal", budgets.relative(6), bounds=_POSITIVE),
+    *(_logical(f"bitwise_{op}", "int32", "bool") for op in ("and", "or", "xor")),
+    *(_logical(f"bitwise_{op}_shift", "int32") for op in ("left", "right")),
+    *(_binary(op, _LIMITS, dtypes=FLOATS, denormal=False) for op in ("atan2", "hypot")),
+    _binary("copysign", dtypes=FLOATS, denormal=False),
+    _binary("logaddexp", budgets.absolute(16), dtypes=FLOATS, denormal=False),
+    _binary("floor_divide", budgets.relative(4), denormal=False, smooth=False),
+    _binary("remainder", kinds=("normal", "positive"), denormal=False),
     _binary("add"),
     _binary("subtract"),
     _binary("multiply", integers=_short_integers),
@@ -339,40 +361,40 @@ ELEMENTWISE: tuple[Row, ...] = (
         spread=lambda draw: call(draw.uniform(0.01, 30, 7, 129), draw.uniform(-3, 3, 7, 129)),
         denormal=False,
     ),
-    _comparison_row("maximum"),
-    _comparison_row("minimum"),
-    _comparison_row("equal", smooth=False, gives=condition),
-    _comparison_row("not_equal", smooth=False, gives=condition),
-    _comparison_row("greater", smooth=False, gives=condition),
-    _comparison_row("greater_equal", smooth=False, gives=condition),
-    _comparison_row("less", smooth=False, gives=condition),
-    _comparison_row("less_equal", smooth=False, gives=condition),
-    _logical("logical_and"),
-    _logical("logical_or"),
+    *(_comparison_row(op) for op in ("maximum", "minimum")),
+    *(
+        _comparison_row(op, smooth=False, gives=condition)
+        for op in ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")
+    ),
+    *(_logical(f"logical_{op}") for op in ("and", "or", "xor")),
     _WHERE,
-    _unary("negative", dtypes=NUMBERS, signs=True),
-    _unary("abs", dtypes=NUMBERS, signs=True),
+    *(_unary(op, dtypes=NUMBERS, signs=True) for op in ("negative", "positive", "abs")),
     _unary("sign", dtypes=NUMBERS, smooth=False),
     _unary("floor", smooth=False, spread=_around_integers),
-    _unary("round", dtypes=NUMBERS, smooth=False, spread=_around_integers),
+    *(
+        _unary(op, dtypes=NUMBERS, smooth=False, spread=_around_integers)
+        for op in ("ceil", "round", "trunc")
+    ),
     _CLIP,
     _unary("exp", budgets.of_exponential(16), operations=4),
-    _unary("log", budgets.relative(16), positive=True, spread=_of_all_sizes, operations=4),
-    _unary("sqrt", budgets.relative(6), positive=True, spread=_of_all_sizes),
-    _unary("rsqrt", budgets.relative(6), positive=True, spread=_of_all_sizes, special=_bounds),
-    _unary("sin", budgets.absolute(8), special=_bounds, spread=_up_to_eighty, operations=4),
-    _unary("cos", budgets.absolute(8), special=_bounds, spread=_up_to_eighty, operations=4),
+    *(
+        _unary(op, _LIMITS, bounds=_POSITIVE, spread=_of_all_sizes, operations=4)
+        for op in ("log", "log1p", "log2", "log10")
+    ),
+    _unary("sqrt", budgets.relative(6), bounds=_POSITIVE, spread=_of_all_sizes),
+    _unary("rsqrt", budgets.relative(6), bounds=_POSITIVE, spread=_of_all_sizes, special=_bounds),
+    *(
+        _unary(op, budget, special=_bounds, spread=_up_to_eighty, operations=4)
+        for op, budget in (("sin", _ABSOLUTE), ("cos", _ABSOLUTE), ("tan", budgets.of_tan))
+    ),
     _unary("tanh", budgets.relative(32), operations=4),
     _unary("sigmoid", budgets.of_sigmoid(16), operations=4),
     _unary("erf", budgets.absolute(32), operations=4),
-    _unary("isnan", smooth=False, gives=condition),
+    *(_unary(op, smooth=False, gives=condition) for op in ("isinf", "isnan", "signbit")),
     _unary("isfinite", dtypes=NUMBERS, smooth=False, gives=condition),
-    Row(
-        "logical_not",
-        (Case("two rows of 4096", _one(2, 4096)),),
-        ("bool",),
-        gives=condition,
-        **_ONE_TIMED,
+    *(
+        Row(op, (Case("two rows of 4096", _one(2, 4096)),), dtypes, **_ONE_TIMED)
+        for op, dtypes in (("logical_not", ("bool",)), ("bitwise_invert", ("int32", "bool")))
     ),
     _unary("relu", dtypes=NUMBERS),
     _unary("silu", budgets.of_sigmoid(24), spread=_up_to_eighty, operations=5),

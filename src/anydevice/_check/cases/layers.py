@@ -199,6 +199,23 @@ _EINSUM = Row(
     operations=lambda made: 2 * size_of(made.arguments[1]) * made.arguments[2].shape[-1],
 )
 
+_ODD = [[[nan, 1, 2], [inf, 1, 2], [1, -inf, 2]]]
+_SUMS = [
+    Row(
+        op,
+        (
+            Case("7 × 33 × 65", _product((7, 33, 65), (33, 65))),
+            Case("nan", lambda draw: call(draw.listed(_ODD), draw.positive(3, 3)), FLOATS),
+        ),
+        NUMBERS,
+        budgets.of_magnitudes(op, lambda a, b, **how: b.size),
+        gradient=_product((2, 3, 4), (3, 4)),
+        gpu={"64 × 4096": _product((64, 1, 4096), (1, 4096))},
+        cpu={"64 × 4096": _product((64, 1, 4096), (1, 4096))},
+    )
+    for op in ("vecdot", "tensordot")
+]
+
 # Along a row
 
 
@@ -552,6 +569,7 @@ LAYERS: tuple[Row, ...] = (
     _LINEAR,
     _OUTER,
     _EINSUM,
+    *_SUMS,
     _softmax_row("softmax", budgets.of_softmax),
     _softmax_row("log_softmax", budgets.of_log_softmax),
     _RMSNORM,

@@ -262,8 +262,8 @@ def _create(op: str, *arguments: Any, large: tuple[Any, ...], **cases: tuple[Any
     return Row(
         op,
         (Case("plain", _like(*arguments)), *named, to_float),
-        NUMBERS if op == "arange" else EVERYTHING,
-        budgets.relative(4, once=True),
+        {"arange": NUMBERS, "linspace": FLOATS}.get(op, EVERYTHING),
+        budgets.of_linspace if op == "linspace" else budgets.relative(4, once=True),
         gives=lambda dtype, made: (made.options.get("dtype") or dtype,),
         gpu={"16 million elements": _like(*large, count=1024)},
         cpu={"16 million elements": _like(*large, count=1024)},
@@ -318,13 +318,46 @@ _MADE: tuple[Row, ...] = (
         a_million=(7, 1000003),
         large=(2**24,),
     ),
+    _create("linspace", -3.0, 5, 11, one=(2, 3, 1), falling=(9, -2.5, 77), large=(0, 1, 2**24)),
     _create("eye", 5, wide=(3, 7), high=(7, 3), empty=(0,), many=(1031, 1033), large=(4096,)),
     _of_one_value("zeros_like"),
     _of_one_value("ones_like"),
     _of_one_value("full_like", 1),
 )
 
+_MOVED: dict[str, tuple[Any, ...]] = {"moveaxis": (0, 1), "repeat": (2, 1), "roll": (2, 1)}
+_MOVED |= {"expand_dims": (1,), "tile": ((2, 1, 2),), "triu": (1,)}
+_MOVED |= {"tril": (), "matrix_transpose": (), "unstack": (), "broadcast_arrays": ()}
+"""Ops that move elements, with the arguments behind x."""
+
+
+def _move_row(op: str, *arguments: Any) -> Row:
+    return _shape_row(
+        op,
+        lambda rows: of((rows, HIDDEN), *arguments),
+        of((3, 4), *arguments),
+        _special(*arguments),
+    )
+
+
+def _grid(*sizes: int) -> Make:
+    return lambda draw: call(draw.digits(sizes[0]), draw.digits(sizes[1]))
+
+
 MANIPULATION: tuple[Row, ...] = (
+    *(_move_row(op, *arguments) for op, arguments in _MOVED.items()),
+    _shape_row(
+        "squeeze",
+        lambda rows: of((rows, 1, HIDDEN), 1),
+        of((1, 3, 1), (0, -1)),
+        lambda draw: call(draw.special()[None], 0),
+    ),
+    _shape_row(
+        "meshgrid",
+        lambda rows: _grid(rows, HIDDEN),
+        _grid(3, 4),
+        lambda draw: call(draw.special(), draw.digits(2)),
+    ),
     _EMBEDDING,
     _TAKE,
     _TAKE_ALONG_AXIS,

@@ -555,6 +555,8 @@ def _bias_correction(beta: float, count: Any) -> Array:
     return -jnp.expm1(count * math.log(beta)) if beta else jnp.ones_like(count)
 
 
+_nan_to_infinity = partial(jnp.nan_to_num, nan=jnp.inf, posinf=jnp.inf, neginf=-jnp.inf)
+
 FUSED: Mapping[str, Function] = {
     "linear": _linear,
     "any op": lambda op, numbers: compiled(*numbers)(op),
@@ -576,7 +578,13 @@ FUSED: Mapping[str, Function] = {
     "any": compiled(1, 2)(lambda x, axis, keepdims: jnp.any(x, axis, keepdims=keepdims)),
     "all": compiled(1, 2)(lambda x, axis, keepdims: jnp.all(x, axis, keepdims=keepdims)),
     "logsumexp": lambda x, *axes: _log_of_sum(x, *axes) if x.size else NotImplemented,
+    "cumulative_prod": _compute_wide(jnp.cumprod, 1),
     "cumulative_sum": _compute_wide(jnp.cumsum, 1),
+    "searchsorted": compiled(2)(
+        lambda x1, x2, left: jnp.searchsorted(
+            _nan_to_infinity(x1), _nan_to_infinity(x2), side="left" if left else "right"
+        ).astype(jnp.int32)
+    ),
     "clip": compiled()(lambda x, low, high: jnp.clip(x, low, high)),
     "diff": compiled(1, 2)(lambda x, axis, times: jnp.diff(wide(x), times, axis).astype(x.dtype)),
     "round": jnp.round,

@@ -29,12 +29,12 @@ under_way = local()
 
 
 def _two(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Return the function, in which a fraction beside integers becomes an integer."""
+    """Return the function, in which a number takes the dtype of the array beside it."""
 
     def call(a: mx.array | float, b: mx.array | float) -> Any:
-        if type(b) is float:
-            return function(a, _number(b, a))
-        return function(_number(a, b), b) if type(a) is float else function(a, b)
+        if isinstance(b, mx.array):
+            return function(a if isinstance(a, mx.array) else _number(a, b), b)
+        return function(a, _number(b, a))
 
     return call
 
@@ -112,6 +112,34 @@ class MlxPrimitives(BasePrimitives[mx.array], one=functions_of(mx), two=function
             total = 1 + total * square * (2 / (2 * term + 1))
         share = 2 / math.sqrt(math.pi) * near * self.exp(-square) * total
         return mx.clip(share, -1.0, 1.0)
+
+    @staticmethod
+    def log10(x: mx.array) -> mx.array:
+        return mx.log(x) / math.log(10) if x.dtype == mx.float64 else mx.log10(x)
+
+    @staticmethod
+    def tan(x: mx.array) -> Any:
+        sine: Any = _sin_in_full(x) if x.dtype == mx.float64 else mx.tan(x)
+        return sine / _cos_in_full(x) if x.dtype == mx.float64 else sine
+
+    @staticmethod
+    def copysign(a: mx.array | float, b: mx.array | float) -> mx.array:
+        a, b = _both(a, b)
+        bits = mx.stop_gradient(b).view(mx.int64 if b.dtype == mx.float64 else mx.int32)
+        return mx.where(bits < 0, -mx.abs(a), mx.abs(a))
+
+    @staticmethod
+    def hypot(a: mx.array | float, b: mx.array | float) -> mx.array:
+        a, b = map(mx.abs, _both(a, b))
+        large = mx.maximum(a, b)
+        share = mx.minimum(a, b) / mx.where(large == 0, 1, large)
+        is_infinite = mx.logical_or(a == math.inf, b == math.inf)
+        return mx.where(is_infinite, math.inf, large * mx.sqrt(1 + share * share))
+
+    @staticmethod
+    def logaddexp(a: mx.array, b: mx.array) -> mx.array:
+        small = mx.power(math.e, -mx.abs(a - b))
+        return mx.where(a == b, a + math.log(2), mx.maximum(a, b) + mx.log1p(small))
 
     def where(self, condition: mx.array, a: mx.array | float, b: mx.array | float) -> mx.array:
         like = a if isinstance(a, mx.array) else b
@@ -222,6 +250,12 @@ def _number(value: float, beside: Any) -> float:
     if beside.dtype in _FLOATING or beside.dtype == mx.complex64:
         return value
     return bool(value) if beside.dtype == mx.bool_ else int(value)
+
+
+def _both(*operands: mx.array | float) -> list[mx.array]:
+    """Return the operands as arrays of one dtype."""
+    (dtype, *_) = [x.dtype for x in operands if isinstance(x, mx.array)]
+    return [x if isinstance(x, mx.array) else mx.array(x, dtype) for x in operands]
 
 
 def _as_index(indices: mx.array) -> mx.array:

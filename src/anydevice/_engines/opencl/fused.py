@@ -70,6 +70,7 @@ def _where_trusted(name: str, kernel: Callable[..., Array]) -> Callable[..., Any
 
 FUSED: Mapping[str, Callable[..., Any]] = {
     "argsort": lambda x, axis, descending: _sort_with_index(x, axis, descending)[1],
+    "floor_divide": lambda a, b: computed("floor_divide", a, b),
     "prod": lambda x, axes, keepdims: reductions.reduce("prod", x, axes, keepdims),
     "round": lambda x: computed("round", x),
     "sort": lambda x, axis, descending: _sort_with_index(x, axis, descending)[0],

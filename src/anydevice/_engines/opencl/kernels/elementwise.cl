@@ -20,6 +20,20 @@ NUMBER integer_power(NUMBER base, NUMBER exponent)
 }
 #endif
 
+#if FLOOR_DIVISIONS
+// A quotient rounded down, from what the exact remainder leaves: `floor(a / b)` may be 1 too large.
+NUMBER floor_division(NUMBER a, NUMBER b)
+{
+    const bool below = (a < 0 && b > 0) || (a > 0 && b < 0);
+    if (isinf(a) || b == 0)
+        return a / b;
+    if (isinf(b))
+        return below ? -1 : a / b;
+    const NUMBER rest = fmod(a, b);
+    return rint((a - rest) / b) - (rest != 0 && below ? 1 : 0);
+}
+#endif
+
 __kernel void elementwise(const INDEX count PLACES OPERANDS)
 {
     const size_t item = get_global_id(0);

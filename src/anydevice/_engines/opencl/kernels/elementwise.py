@@ -12,6 +12,7 @@ import pyopencl as cl
 from pyopencl.array import Array
 
 from anydevice._core.dtypes import DType
+from anydevice._core.primitives import BITWISE, OPTIONAL_ONE
 from anydevice._core.record import Record
 from anydevice._engines.host import no_dtype
 from anydevice._engines.opencl import buffers
@@ -95,7 +96,14 @@ def extent(start: int, shape: Sequence[int], strides: Sequence[int]) -> int:
 
 _SIGMOID = "(a >= 0 ? 1 / (1 + exp(-a)) : exp(a) / (1 + exp(a)))"
 
+_REST = "{0} + ({0} != 0 && ({0} < 0) != (b < 0) ? b : 0)"  # of the sign of b
+
 FLOATING: dict[str, str] = {
+    **{name: f"{name}(a)" for name in OPTIONAL_ONE},
+    **{name: f"{name}(a, b)" for name in ("atan2", "copysign", "hypot")},
+    "logaddexp": "(a == b ? a + log((NUMBER)2) : fmax(a, b) + log1p(exp(-fabs(a - b))))",
+    "floor_divide": "floor_division(a, b)",
+    "remainder": _REST.format("fmod(a, b)"),
     "abs": "fabs(a)",
     "negative": "-a",
     "sign": "(isnan(a) ? a : (NUMBER)((a > 0) - (a < 0)))",
@@ -123,6 +131,9 @@ FLOATING: dict[str, str] = {
 }
 
 INTEGER: dict[str, str] = {
+    **dict(zip(BITWISE, ("a & b", "a << b", "a | b", "a >> b", "a ^ b"), strict=True)),
+    "floor_divide": "a / b - (a % b != 0 && (a < 0) != (b < 0))",
+    "remainder": _REST.format("a % b"),
     "abs": "(a < 0 ? -a : a)",
     "negative": "-a",
     "sign": "((a > 0) - (a < 0))",
@@ -235,7 +246,7 @@ def _kernel(
     return programs.kernel(
         context, "elementwise.cl", "elementwise", numbers[0], wide, _GROUP,
         PLACES=sizes_text, OPERANDS=operands, OFFSETS=places, READ=read, BODY=body,
-        INTEGER_POWERS="integer_power" in body,
+        INTEGER_POWERS="integer_power" in body, FLOOR_DIVISIONS="floor_division" in body,
     )  # fmt: skip
 
 
