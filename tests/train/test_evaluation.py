@@ -240,7 +240,7 @@ def test_tables_loaders_and_functions() -> None:
         (nn.evaluate, (X, IDS), {}, "nothing is evaluated"),
         (nn.evaluate, X, {"loss": "cross_entropy"}, "no targets"),
         (nn.evaluate, (X, IDS[:9]), {"loss": "cross_entropy"}, "70 examples in x"),
-        (nn.evaluate, (X, IDS), {"metrics": "acc"}, "unknown metric 'acc'"),
+        (nn.evaluate, (X, IDS), {"metrics": "acu"}, "unknown metric 'acu'"),
         (nn.evaluate, [(X, IDS), (X, X)], {"metrics": "accuracy"}, "batch 2 of .*: accuracy takes"),
         (nn.predict, [], {}, "no batches"),
         (nn.predict, 3, {}, "an array, a DataFrame, nn.Batches"),

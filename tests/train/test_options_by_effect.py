@@ -23,7 +23,8 @@ GOOD = (np.arange(192) % 5 < 2).astype(np.float32)
 LAYERS = nn.Chain(
     *(nn.Conv1d(None, 8, 3, padding=1, groups=4), nn.GroupNorm(None, 2), nn.PReLU(None)),
     *(nn.MaxPool1d(2), nn.Upsample(2), nn.Concatenate("elu", nn.Conv1d(None, 4, 1))),
-    *(nn.Bidirectional(nn.GRU(None, 6, last=True)), nn.Dense(None, 2, activation="softplus")),
+    *(nn.Transpose(), nn.Bidirectional(nn.GRU(None, 6, last=True))),
+    nn.Dense(None, 2, activation="softplus"),
 )
 RUNS: dict[str, tuple[Any, Any]] = {
     "layers": (nn.RMSprop(5e-3, momentum=0.5), None),

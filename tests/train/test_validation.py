@@ -101,7 +101,7 @@ def test_a_share_is_held_back_by_the_seed(tmp_path: Path) -> None:
         ({"validation": 1.5}, "between 0 and 1, such as 0.2"),
         ({"validation": 0.001}, "leaves none"),
         ({"metrics": "accuracy"}, "give validation= too"),
-        ({"metrics": "acc", "validation": 0.2}, "unknown metric 'acc'"),
+        ({"metrics": "acu", "validation": 0.2}, "unknown metric 'acu'"),
         ({"metrics": "mae", "validation": 0.2}, "batch 1 of the validation: mae"),
     ],
 )

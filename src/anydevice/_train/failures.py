@@ -299,6 +299,9 @@ def _label_error(stepper: Stepper, batch: Any, where: str) -> ConfigurationError
     owner = owner_of(y)
     if owner is None or not hasattr(x, "shape"):
         return None
+    with suppress(Exception):
+        config.value(stepper.parameters, batch, Run())
+        return None  # the labels are right: the error is another one
     for dtype in ("int64", "int32", "float32"):
         with suppress(Exception):
             config.value(stepper.parameters, (x, ops.astype(y, dtype)), Run())
