@@ -281,7 +281,8 @@ def propose_operator(draft: Draft, kind: str, x: str, value: Any) -> str:
             others = [draft.draw_operand(value) for _ in range(1 + extra)]
             x, *others = draft.sample([x, *others], 2 + extra)
         case "PRelu":
-            others = [draft.draw_operand(value, computed=0)]
+            sizes = [n if draft.chance(0.6) else 1 for n in value.shape]  # it enlarges nothing
+            others = [draft.add_weight(sizes[draft.randint(0, len(sizes)) :], value, 2.0)]
         case "Pow":
             exponent = np.full(draft.choice([(), (1,), (1, 1), (1,) * 5]), draft.choice([2, 2, 3]))
             others = [draft.add_constant(exponent, value.dtype)]

@@ -79,7 +79,10 @@ INSTEAD: dict[str, Names] = {
         "'binary_cross_entropy', which takes logits": "bce bce_loss binary_crossentropy",
     },
     "metric": {f"'accuracy', {_CLASS_IDS}": "categorical_accuracy"},
-    "optimizer": {"nn.Lion(1e-4), whose rate differs between libraries": "lion"},
+    "optimizer": {
+        "nn.Lion(1e-4), whose rate differs between libraries": "lion",
+        "nn.RMSprop(1e-3), whose rate differs between libraries": "rmsprop",
+    },
     "precision": {
         f"'mixed', {_NARROW} 'bfloat16' throughout": "bf16",
         f"'mixed_float16', {_NARROW} 'float16' throughout": "fp16 16",
