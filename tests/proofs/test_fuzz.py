@@ -99,9 +99,13 @@ def read_and_execute(data: bytes) -> Reading:
     return network, softmax
 
 
+SEEDS = [*range(298), 1920, 3137]
+"""The last two move depth to space in a batch of three, which was once read wrongly."""
+
+
 @pytest.mark.parametrize("read", [read_onnx, read_for_search, read_and_execute])
-@pytest.mark.parametrize("seeds", [range(300), pytest.param(range(300, 6300), marks=soak)], ids=len)
-def test_random_onnx_models_are_right_or_refused(seeds: range, read: Any, onnx: Any) -> None:
+@pytest.mark.parametrize("seeds", [SEEDS, pytest.param(range(300, 6300), marks=soak)], ids=len)
+def test_random_onnx_models_are_right_or_refused(seeds: Any, read: Any, onnx: Any) -> None:
     fuzz, kinds = import_module("tests.proofs.fuzz_onnx"), Counter[str]()
 
     def cases() -> Iterator[Case]:

@@ -189,7 +189,7 @@ def _conv_transpose(net: OnnxTrace, x: Tensor, w: Tensor, b: Tensor | None = Non
 def _depth_to_space(net: OnnxTrace, x: Tensor) -> Tensor:
     size, sizes = net.attributes["blocksize"], x.shape
     if net.attributes.get("mode", "DCR") == "DCR":
-        corners = (1, size**2, -1, *sizes[2:])
+        corners = (sizes[0], size**2, -1, *sizes[2:])
         x = net.rearrange(lambda y: y.reshape(corners).swapaxes(1, 2).reshape(sizes), x)
     return net.pixel_shuffle(x, size)
 
