@@ -273,7 +273,7 @@ NAMES = {"anydevice": anydevice, "numpy": numpy} | {
 }
 
 # Ops say that they are of `anydevice.ops`: their examples run with that module.
-OPS = set((SOURCE / "anydevice" / "_ops").glob("[a-z]*.py"))
+OPS = set((SOURCE / "anydevice" / "_ops").glob("*.py"))
 MODULES = sorted(
     path for path in set(SOURCE.rglob("*.py")) - OPS if ">>> " in path.read_text("utf-8")
 )

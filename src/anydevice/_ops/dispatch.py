@@ -190,7 +190,7 @@ def explain(error: Exception, **arguments: Any) -> None:
         for name, xp in _primitives.items():
             if error.obj is xp:
                 what = f"{row_of(name).label} has no {error.name}"
-                raise Absent(what, "use other ops", code="no_primitive").error() from error
+                raise Absent(what, "use other ops").error() from error
     if not isinstance(error, AnyDeviceError):
         from anydevice._arrays.memory.out_of_memory import raise_if_oom
         from anydevice._arrays.move import refuse_mismatch

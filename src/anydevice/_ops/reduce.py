@@ -487,7 +487,7 @@ def _nonzero(x: ArrayT) -> tuple[ArrayT, ...]:
     engine: Any = owner_of(x)
     if engine.is_traced(x):
         what = "the size of this result depends on the numbers, which compiled code does not have"
-        raise Absent(what, "use where, or a sum of conditions", code="traced").error()
+        raise Absent(what, "use where, or a sum of conditions").error()
     is_zero = primitives(x).equal(reshape(x, (math.prod(x.shape),)), False)
     count = is_zero.shape[0] - int(engine.to_host(sum(is_zero)))
     rest, indices = slice_axis(argsort(is_zero), 0, 0, count), []

@@ -247,7 +247,8 @@ def test_large_tiles(put: Put, get: Any, assume: Assume, monkeypatch: pytest.Mon
 
 
 def test_a_kernel_is_used_only_where_it_is_trusted(put: Put, get: Any) -> None:
-    as_primitives = {"argsort", "prod", "round", "sort"}  # there is nothing else to use
+    # A primitive as `divide` is, or one for which there is nothing else to use.
+    as_primitives = {"argsort", "floor_divide", "prod", "round", "sort"}
     assert FUSED.keys() == KERNELS.keys() | as_primitives
     x, other = put(numbers((2, 8), "float32")), put(numbers((2, 8), "float16"))
     assert FUSED["softmax"](x, -1) is NotImplemented
