@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-Row = tuple[str, str, bool]
+Row = tuple[str, str, bool | None]
 
 QWEN = {
     "model_type": "qwen2",
@@ -117,16 +117,16 @@ def beside_llama_cpp(name: str, file: Path, options: argparse.Namespace) -> Iter
     ratio, other = (bytes_ / (size + cache) for bytes_ in memory)
     said = f"{memory[0] / 2**30:.2f} GiB, {ratio:.2f} of file and cache ({bars[0]}); llama.cpp "
     said = f"{said}{memory[1] / 2**30:.2f} GiB, {other:.2f}"
-    yield f"{name}, memory", said, small or ratio <= MEMORY
+    yield f"{name}, memory", said, None if small else ratio <= MEMORY
     rest = first[0]["resting"] / (size + cache)
     yield (
         f"{name}, memory at rest",
         f"{rest:.2f} of file and cache, after the load",
-        small or rest <= MEMORY,
+        None if small else rest <= MEMORY,
     )
     rate, other = (each["seconds"] / (size / 1e9) for each in first)
     said = f"{first[0]['seconds']:.2f} s, {rate:.2f} s/GB ({bars[1]}); llama.cpp {other:.2f} s/GB"
-    yield f"{name}, load to first token", said, small or rate <= LOAD
+    yield f"{name}, load to first token", said, None if small else rate <= LOAD
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import anydevice
 from anydevice import llm
 from anydevice.errors import AnyDeviceError
 
-Row = tuple[str, str, bool]
+Row = tuple[str, str, bool | None]
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("ANYDEVICE_DATA", ROOT.parent / "shared/data"))
@@ -86,7 +86,8 @@ def engines_of(name: str, file: Path) -> Iterator[Row]:
         said += f"most {moved:.1e}, {same} of {REPLY} greedy tokens equal"
         exact = model.executor != "onnxruntime"
         met = price <= ROUNDED and (not exact or (moved <= EXACT and same == REPLY))
-        yield f"{name}, {model.executor}", said, met
+        label = f"by default ({model.executor})" if engine == "onnxruntime" else engine
+        yield f"{name}, {label}", said, met
         del model
 
 
@@ -105,5 +106,5 @@ def schemes(options: argparse.Namespace) -> Iterator[Row]:
             with warnings.catch_warnings(action="ignore"):  # rows that are no whole blocks
                 model = llm.load(file, device, **keywords)
             perplexity = score(model)[1]
-            yield f"{name}, {label}", f"perplexity {perplexity:.3f} ({model.executor})", True
+            yield f"{name}, {label}", f"perplexity {perplexity:.3f} ({model.executor})", None
             del model

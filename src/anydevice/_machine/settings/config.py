@@ -210,13 +210,13 @@ def seed(given: object, owner: str) -> int:
 
 def unknown_variables() -> dict[str, str]:
     """Return the variables that look like ours and that nothing reads, each with advice."""
-    from difflib import get_close_matches  # slow to load, and only commands need it
-
     unknown = {}
     for name in sorted(os.environ):
         prefix, _, rest = name.partition("_")
         is_known = rest in (*VARIABLES, *_OTHER_VARIABLES) or rest.startswith("TEST_")
         if prefix.upper() == "ANYDEVICE" and not (is_known and prefix.isupper()):
+            from difflib import get_close_matches  # slow to load, and rarely needed
+
             near = get_close_matches(rest.upper(), VARIABLES, 1) or VARIABLES
             unknown[name] = f"did you mean ANYDEVICE_{' or ANYDEVICE_'.join(near)}?"
     return unknown
