@@ -128,7 +128,7 @@ class Story:
         question = [{"role": "user", "content": QUESTION}]
         reply = model.generate(question, temperature=0, max_tokens=20)
         rate = f", {reply.speed.decode:.0f} tokens/s" if reply.speed.decode else ""
-        where = f"SmolLM2-135M on {model.device} with {model.device.engine}{rate}"
+        where = f"SmolLM2-135M on {model.device} with {model.executor}{rate}"
         return EXPECTED in reply.text, f"{QUESTION} {reply.text.strip()!r} ({where})"
 
     def train(self) -> Answer:
