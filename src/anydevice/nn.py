@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from anydevice._nn.layers import Embedding as Embedding
     from anydevice._nn.layers import Flatten as Flatten
     from anydevice._nn.layers import GroupNorm as GroupNorm
+    from anydevice._nn.layers import Heads as Heads
+    from anydevice._nn.layers import Input as Input
     from anydevice._nn.layers import LayerNorm as LayerNorm
     from anydevice._nn.layers import LeakyReLU as LeakyReLU
     from anydevice._nn.layers import PositionEmbedding as PositionEmbedding
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from anydevice._nn.optimizers import ConstantRate as ConstantRate
     from anydevice._nn.optimizers import CosineRate as CosineRate
     from anydevice._nn.optimizers import Lion as Lion
+    from anydevice._nn.optimizers import Muon as Muon
     from anydevice._nn.optimizers import Optimizer as Optimizer
     from anydevice._nn.optimizers import PlateauRate as PlateauRate
     from anydevice._nn.optimizers import RMSprop as RMSprop
@@ -109,12 +112,12 @@ _MODULES = {
     "_nn.initializers": "Constant Initializer Normal Scaled Uniform",
     "_nn.layer": "Layer Run",
     "_nn.layers": "Activation BatchNorm Chain Concatenate Dense Dropout Embedding Flatten "
-    "GroupNorm LayerNorm LeakyReLU PReLU PositionEmbedding RMSNorm Residual TiedEmbedding "
-    "Transpose",
+    "GroupNorm Heads Input LayerNorm LeakyReLU PReLU PositionEmbedding RMSNorm Residual "
+    "TiedEmbedding Transpose",
     "_nn.losses": "binary_cross_entropy cross_entropy fuse_loss huber kl_divergence "
     "mean_squared_error",
     "_nn.model": "Model build",
-    "_nn.optimizers": "Adam AdamW ConstantRate CosineRate EMA Lion Optimizer "
+    "_nn.optimizers": "Adam AdamW ConstantRate CosineRate EMA Lion Muon Optimizer "
     "PlateauRate RMSprop SGD Schedule SteppedRate WarmUp clip_gradients global_norm",
     "_nn.random_choice": "folded_seed",
     "_nn.recompute": "recompute",

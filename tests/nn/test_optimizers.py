@@ -15,8 +15,9 @@ from anydevice import nn
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent, consuming
 from anydevice._core.trees import leaves
+from anydevice._libraries.layers import optimizer_of
 from anydevice._machine.engines import registry
-from anydevice._nn.optimizers import Optimizer
+from anydevice._nn.optimizers import ByName, Optimizer
 from anydevice._nn.saving import from_json, to_json
 from anydevice._train.checkpoint import fingerprint, setting_difference
 from anydevice.errors import ConfigurationError
@@ -202,6 +203,7 @@ def test_the_state_of_16_bit_parameters_is_kept_in_float32() -> None:
         lambda: nn.CosineRate(nn.ConstantRate(1.0), steps=5),
         lambda: nn.WarmUp(2, then="fast"),
         lambda: nn.EMA(0.9),
+        lambda: nn.Muon(rms=0.0),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make: Any) -> None:
@@ -285,6 +287,89 @@ def test_groups_of_parameters_are_those_of_torch(name: str, anywhere: Device) ->
     for arrays in found:
         for mine, theirs in zip(arrays, grouped_by_torch(name), strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
+def by_singular_values(optimizer: nn.Muon, steps: int) -> list[Array]:
+    """Muon in float64: the iteration as a polynomial of the singular values, and AdamW."""
+    bias, weight = (x.astype(np.float64) for x in leaves(start()))
+    mean, first, second = np.zeros((3, 4)), np.zeros(5), np.zeros(5)
+    rate, decay, share = RATE, optimizer.decay, optimizer.momentum
+    for number in range(1, steps + 1):
+        slope, gradient = (x.astype(np.float64) for x in leaves(gradients_of(number)))
+        first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
+        change = first / (1 - 0.9**number) / (np.sqrt(second / (1 - 0.999**number)) + 1e-8)
+        bias = bias - rate * (decay * bias + change)
+        mean = share * mean + (1 - share) * gradient
+        ahead = share * mean + (1 - share) * gradient if optimizer.nesterov else mean
+        u, s, v = np.linalg.svd(ahead, full_matrices=False)
+        s = s / np.sqrt((s**2).sum())
+        for _ in range(5):
+            s = 3.4445 * s - 4.775 * s**3 + 2.0315 * s**5
+        weight = weight - rate * (decay * weight + optimizer.rms * 2 * (u * s) @ v)
+    return [bias, weight]
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_muon_turns_momentum_as_by_its_singular_values(nesterov: bool, cpu: Device) -> None:
+    optimizer = nn.Muon(RATE, nesterov=nesterov)
+    for by_arrays in (False, True):
+        found = moved_by(optimizer, cpu, STEPS, by_arrays=by_arrays)
+        for mine, theirs in zip(found, by_singular_values(optimizer, STEPS), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=0, atol=2e-5)
+
+
+def test_muon_is_that_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    for shape in ((3, 4), (7, 2)):
+        drawn = np.random.default_rng(0)
+        first, *gradients = drawn.normal(size=(21, *shape)).astype(np.float32)
+        theirs = torch.nn.Parameter(torch.tensor(first))
+        made = torch.optim.Muon([theirs], RATE, 0.1, adjust_lr_fn="match_rms_adamw")
+        optimizer, mine = nn.Muon(RATE), {"x": first}
+        state = optimizer.init(mine)
+        for number, gradient in enumerate(gradients, 1):
+            theirs.grad = torch.tensor(gradient)
+            made.step()
+            mine, state = optimizer.update(mine, {"x": gradient}, state, number)
+        way = np.abs(theirs.detach().numpy() - first).max()
+        off = np.abs(theirs.detach().numpy() - mine["x"]).max()
+        assert off < 0.05 * way, "torch computes the iteration in bfloat16"
+    assert state["squares"]["x"].shape == (), "a matrix has no squares"
+
+
+def test_each_parameter_has_the_optimizer_of_the_first_pattern(anywhere: Device) -> None:
+    sgd, adam = nn.SGD(nn.CosineRate(0.5, 20), 0.9), nn.AdamW(nn.CosineRate(RATE, 20))
+    both = ByName({"*.bias": nn.SGD(0.5, 0.9), "*": adam})
+    parts = moved_by(sgd, anywhere, 20)[0], moved_by(adam, anywhere, 20)[1]
+    state, parameters = both.init(start()), start()
+    for number in range(1, 21):
+        parameters, state = both.update(parameters, gradients_of(number), state, number)
+    shapes = {name: [x.shape for x in leaves(tree)] for name, tree in state.items()}
+    assert shapes == {"velocities": [(5,), ()], "means": [(), (3, 4)], "squares": [(), (3, 4)]}
+    for mine, theirs in zip(leaves(parameters), parts, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)
+    assert from_json(to_json(both)) == both
+    swapped = fingerprint(ByName({"*": adam, "*.bias": sgd}))
+    assert setting_difference(fingerprint(both), swapped, "optimizer") is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"*.wieght": nn.SGD(), "*": nn.SGD()}, r"'\*\.wieght'.*'weight'"),
+        ({"*": nn.SGD(), "*.bias": nn.Adam()}, r"an earlier pattern has; put it first"),
+        ({"*.bias": nn.SGD()}, r"no pattern matches 'weight'; end with '\*'"),
+        ({"*": nn.EMA(nn.SGD())}, r"optimizer\['\*'\] must be one of nn without groups"),
+        ({"*": nn.SGD(groups={"weight": {"rate": 1.0}})}, "must be one of nn without groups"),
+        ({}, "must be one of nn without groups"),
+        ({"*.bias": nn.SGD(nn.ConstantRate(1.0)), "*": nn.SGD()}, "a schedule of the last scales"),
+    ],
+)
+def test_optimizers_by_name_that_leave_something_open_are_refused(given: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        optimizer_of(given).init(start())  # type: ignore[union-attr]
 
 
 def test_groups_apply_to_what_is_left_of_a_tree() -> None:

@@ -31,6 +31,8 @@ RUNS: dict[str, tuple[Any, Any]] = {
     "averages": (nn.EMA(nn.Adam(2e-2), 0.9), None),
     "a plateau": (nn.Adam(nn.WarmUp(5, nn.PlateauRate(1.0, patience=1))), None),
     "weights": (nn.Adam(2e-2), GOOD),
+    "muon": (nn.Muon(2e-2), None),
+    "by name": ({"*.bias": nn.SGD(1.0), "*": nn.Muon(nn.PlateauRate(2e-2, patience=1))}, None),
 }
 
 

@@ -91,6 +91,7 @@ INSTEAD: dict[str, Names] = {
     "training": {
         "the rate of the optimizer, as in nn.Adam(1e-3)": "lr learning_rate",
         "the decay of the optimizer, as in nn.AdamW(1e-3, decay=1e-2)": "weight_decay",
+        "a weight beside a loss, as in loss={'score': ('huber', 0.2)}": "loss_weights",
         "clip=, the largest norm of all gradients together": "clipnorm",
         "data=nn.Batches(x, y, size=32, shuffle=False)": "shuffle",
         "data=(x, y)": "y",

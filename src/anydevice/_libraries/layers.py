@@ -22,7 +22,7 @@ from anydevice._core.text import shortened, type_text
 from anydevice._libraries.registry import part, row_of
 from anydevice._nn.layer import Layer, Run
 from anydevice._nn.losses import LOSSES
-from anydevice._nn.optimizers import OPTIMIZERS, Optimizer
+from anydevice._nn.optimizers import OPTIMIZERS, ByName, Optimizer
 from anydevice.errors import ConfigurationError
 
 TARGETS = ("labels", "label", "label_ids", "targets", "target", "y")
@@ -224,6 +224,8 @@ def optimizer_of(given: Any) -> Optimizer | None:
     """Return the optimizer of a step; `None` for PyTorch's, which updates weights itself."""
     if isinstance(given, Optimizer):
         return given
+    if isinstance(given, Mapping):
+        return ByName({pattern: optimizer_of(own) for pattern, own in given.items()})
     name, hint = find_name("optimizer", given, OPTIMIZERS) if isinstance(given, str) else (None, "")
     if name is not None:
         return OPTIMIZERS[name]()

@@ -17,7 +17,7 @@ from anydevice._libraries import base
 from anydevice._libraries.precision import Policy, cast_parameters, has_coarse_products
 from anydevice._libraries.registry import part
 from anydevice._nn.layer import Layer, Parameters, Run, state_leaves
-from anydevice._nn.model import Model, check_batch, parameters_device
+from anydevice._nn.model import Model, check_batch, example_shape, parameters_device
 from anydevice._ops.dispatch import primitives
 from anydevice.errors import AnyDeviceError, ConfigurationError, DeviceMismatchError
 
@@ -32,15 +32,15 @@ class NativeAdapter(base.ModelAdapter):
         self.arguments = model.parameters
 
     def call(self, arguments: base.Arguments, *inputs: Any, **named: Any) -> Any:
-        return self.model.apply(arguments, *inputs)
+        return self.model.apply(arguments, *(inputs or (named,)))
 
     def traced(self, after: base.After, *inputs: Any, **named: Any) -> Any:
-        return self._through(self.arguments, after, *inputs)
+        return self._through(self.arguments, after, named or inputs[0])
 
-    def _through(self, arguments: base.Arguments, after: base.After, *inputs: Any) -> Any:
+    def _through(self, arguments: base.Arguments, after: base.After, x: Any) -> Any:
         layer = self.model.layer
         run = _Traced(root=layer.root, after=after)
-        y = self.model.apply(arguments, inputs[0], run)
+        y = self.model.apply(arguments, x, run)
         return y if layer.parts else after(layer.label, y)
 
     def with_parts(self, arguments: base.Arguments, *inputs: Any, **named: Any) -> list[Any] | None:
@@ -50,7 +50,7 @@ class NativeAdapter(base.ModelAdapter):
             values.append(value)
             return value
 
-        values.append(self._through(arguments, after, *inputs))
+        values.append(self._through(arguments, after, named or inputs[0]))
         return values
 
     def weights(self) -> Mapping[str, Array]:
@@ -100,7 +100,14 @@ class NativeAdapter(base.ModelAdapter):
                 code="no_collectives",
             ).error() from error
 
+    def input_names(self) -> frozenset[str]:
+        shape = self.model.input_shape
+        return frozenset(shape if isinstance(shape, dict) else ())
+
     def check_inputs(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> None:
+        if self.input_names():
+            self.model.layer.output(example_shape(named or (*inputs, None)[0]))
+            return
         if named or len(inputs) != 1 or not is_array(inputs[0]):
             given = [type(x).__name__ for x in inputs] + [f"{name}=" for name in named]
             raise ConfigurationError(

@@ -285,6 +285,7 @@ class Layer(Settings):
         >>> nn.Chain(nn.Flatten(), nn.Dense(None, 10)).resolved((3, 4)).layers[1].inputs
         12
         """
+        self._takes(shape)
         parts = {name: part for name, part in as_dict(self).items() if isinstance(part, Layer)}
         new: dict[str, Any] = {name: part.resolved(shape) for name, part in parts.items()}
         name, axis = self.inferred
@@ -318,9 +319,16 @@ class Layer(Settings):
     def output_of(self, step: str, part: Layer, shape: Shape) -> Shape:
         """Return the output shape of a part; errors name the path to it."""
         try:
+            part._takes(shape)
             return part.output(shape)
         except MisfitError as error:
             raise error.seen_from(self.root, step) from None
+
+    def _takes(self, shape: Any) -> None:
+        """Raise an error for the shapes of several inputs, unless a part is to take one of them."""
+        if isinstance(shape, dict) and not self.parts:
+            one, named = next(iter(shape)), ", ".join(map(repr, shape))
+            raise self.misfit(f"got several arrays, {named}; put nn.Input({one!r}, …) before it")
 
     def _misuse(self, values: tuple[Any, ...], named: dict[str, Any]) -> str:
         text, name = super()._misuse(values, named), self.inferred[0]

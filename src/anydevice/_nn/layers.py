@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from anydevice import _ops as ops
 from anydevice._core.array import Array
@@ -25,9 +25,11 @@ from anydevice._nn.layer import (
     Shape,
     Share,
     Size,
+    _is_size,
     channels_first,
     features_last,
     names_of,
+    setting_error,
     without_gradient,
 )
 from anydevice._nn.random_choice import random_mask
@@ -50,16 +52,17 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": ops.tanh,
     "sigmoid": ops.sigmoid,
     "softmax": ops.softmax,
-    "elu": lambda x: ops.where(ops.less(x, 0.0), _expm1(ops.minimum(x, 0.0)), x),
-    "softplus": lambda x: ops.logsumexp(ops.stack([x, ops.zeros_like(x)], -1), -1),
+    "elu": lambda x: ops.where(ops.less(x, 0.0), ops.expm1(ops.minimum(x, 0.0)), x),
+    "softplus": lambda x: ops.logaddexp(x, ops.zeros_like(x)),
 }
 """The functions by name; `softmax` is over the last axis, and `leaky_relu` has the slope 0.01."""
 
 
-def _expm1(x: Array) -> Array:
-    """Return exp(x) - 1, exact near 0."""
-    half = ops.tanh(ops.multiply(x, 0.5))
-    return ops.divide(ops.multiply(half, 2.0), ops.subtract(1.0, half))
+def with_activation(output: Any, left_out: Any) -> Any:
+    """Return an output after the activations that a loss left out, those of heads by name."""
+    if isinstance(left_out, dict):
+        return {name: with_activation(y, left_out.get(name)) for name, y in output.items()}
+    return output if left_out is None else ACTIVATIONS[left_out](output)
 
 
 def _is_activation(name: object) -> bool:
@@ -570,6 +573,82 @@ class Concatenate(Layer):
         pairs = zip(self.parts, parameters, strict=True)
         outputs = [run.through(step, layer, own, x) for (step, layer), own in pairs]
         return ops.concat(outputs, self.axis + (self.axis >= 0))
+
+
+class Input(Layer):
+    """One of several inputs, by its name: the first layer of each part that takes it.
+
+    The model then takes a dict of arrays, and has the shapes of its examples from these layers.
+
+    >>> words = Chain(nn.Input("words", 20), nn.Embedding(99, 8), nn.GlobalAvgPool("positions"))
+    >>> model = nn.build(Concatenate(words, nn.Input("numbers", 4)), nn.Dense(None, 2))
+    >>> model.input_shape
+    {'words': (20,), 'numbers': (4,)}
+    """
+
+    name: str
+    shape: Annotated[tuple[int, ...], Check("that of an example", lambda x: all(map(_is_size, x)))]
+
+    def __init__(self, name: str, shape: int | Sequence[int]) -> None:
+        super().__init__(name, tuple(shape) if isinstance(shape, Sequence) else (shape,))
+
+    @property
+    def label(self) -> str:
+        return f"Input({self.name})"
+
+    def _takes(self, shape: Any) -> None:
+        if not isinstance(shape, dict) or self.name not in shape:
+            got = (
+                ", ".join(map(repr, shape))
+                if isinstance(shape, dict)
+                else f"one array, {getattr(shape, 'shape', shape)}"
+            )
+            raise self.misfit(f"got {got}, expected a dict of arrays with {self.name!r}")
+
+    def output(self, shape: Any) -> Any:
+        self._takes(shape)
+        return shape[self.name]
+
+    def apply(self, parameters: Parameters, x: Any, run: Run) -> Any:
+        return self.output(x)
+
+
+class Heads(Layer):
+    """Layers beside each other, which all get the input; the output is a dict of theirs by name.
+
+    `nn.train` then takes a dict of losses, and of targets. Strings name activations.
+
+    >>> Heads({"topic": nn.Dense(16, 5), "score": nn.Dense(16, 1)}).output((16,))
+    {'topic': (5,), 'score': (1,)}
+    """
+
+    heads: tuple[tuple[str, Layer], ...]
+
+    def __init__(self, heads: Any) -> None:
+        pairs = heads.items() if isinstance(heads, Mapping) else heads
+        super().__init__(tuple([(name, as_layer(layer)) for name, layer in pairs]))
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Layer]]:
+        return [(f".{name}", layer) for name, layer in self.heads]
+
+    def settings_fit(self) -> None:
+        if not self.heads or not all(n.isidentifier() and n != "logits" for n, _ in self.heads):
+            named = "a dict of layers by names, of which 'logits' is taken"
+            raise setting_error(self, "heads", named, dict(self.heads))
+
+    def output(self, shape: Shape) -> Any:
+        return {step[1:]: self.output_of(step, layer, shape) for step, layer in self.parts}
+
+    def resolved(self, shape: Shape) -> Layer:
+        return Heads([(step[1:], self.resolved_of(step, x, shape)) for step, x in self.parts])
+
+    def initial(self, generator: Random) -> Parameters:
+        own = generator.split(len(self.heads))
+        return {name: x.initial(one) for (name, x), one in zip(self.heads, own, strict=True)}
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Any:
+        return {n: run.through(f".{n}", own, parameters[n], x) for n, own in self.heads}
 
 
 class Residual(Layer):

@@ -10,19 +10,20 @@ none. Trained through a softmax of a softmax, a model stays unsure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from anydevice import _ops as ops
+from anydevice._core import checks
 from anydevice._core.array import Array
 from anydevice._core.names import find_name
 from anydevice._core.record import Record, replace
 from anydevice._nn.convolution import Conv1d, Conv2d, ConvTranspose2d
 from anydevice._nn.layer import Layer, Parameters, Run
-from anydevice._nn.layers import Activation, Chain, Dense, Dropout, Flatten, Transpose
+from anydevice._nn.layers import Activation, Chain, Dense, Dropout, Flatten, Heads, Transpose
 from anydevice._nn.recompute import Recomputed
 from anydevice._ops.arguments import different_shapes, wide, widened
 from anydevice._ops.dispatch import primitives
@@ -45,6 +46,25 @@ class LayerLoss(Record):
     def __call__(self, output: Array, target: Array) -> Array:
         """Return the loss of an output."""
         return self.loss(output, target)
+
+
+class HeadLosses(Record):
+    """The sum of the losses of heads, by their names, times weights."""
+
+    parts: tuple[tuple[str, Loss, float], ...]
+
+    def __call__(self, output: Any, target: Any) -> Array:
+        target, weights = split_weights(target)
+        names, total = sorted(name for name, *_ in self.parts), None
+        for what, given in (("the output", output), ("y", target)):
+            own = sorted(given) if isinstance(given, Mapping) else "no dict"
+            if own != names:
+                raise ConfigurationError(f"loss is for {names}, {what} is {own}", source="loss")
+        for name, loss, weight in self.parts:
+            wanted = target[name] if weights is None else (target[name], weights)
+            value = ops.multiply(loss(output[name], wanted), weight)
+            total = value if total is None else ops.add(total, value)
+        return total
 
 
 def cross_entropy(
@@ -196,6 +216,8 @@ def computes_in_float32(loss: Loss) -> bool:
     >>> computes_in_float32(cross_entropy), computes_in_float32(lambda output, target: output)
     (True, False)
     """
+    if isinstance(loss, HeadLosses):
+        return all(computes_in_float32(own) for _, own, _ in loss.parts)
     # By identity: a loss may have no hash, or an equality of its own.
     plain = loss.func if isinstance(loss, partial) else loss
     return any(plain is own for own in _IN_FLOAT32)
@@ -213,6 +235,13 @@ def loss_of(spec: Loss | str, *, of_module: bool = False) -> Loss:
         )
     if callable(spec):
         return spec
+    if isinstance(spec, Mapping):
+        parts = []
+        for head, own in spec.items():
+            own, weight = own if isinstance(own, tuple) else (own, 1.0)
+            weight = checks.number(f"the weight of loss[{head!r}]", weight, at_least=0)
+            parts.append((head, loss_of(own, of_module=of_module), weight))
+        return HeadLosses(tuple(parts))
     name, hint = find_name("loss of a module" if of_module else "loss", spec, LOSSES)
     if name is None:
         raise ConfigurationError(
@@ -250,7 +279,7 @@ def fuse_loss(layer: Layer, loss: Loss) -> tuple[Layer, bool]:
     >>> fuse_loss(nn.Dense(4, 2), nn.cross_entropy)[1]
     False
     """
-    name = fused_activation(loss)
+    name = fused_activation(loss, layer)
     without = None if name is None else _without(layer, name)
     return (layer, False) if without is None else (without, True)
 
@@ -266,6 +295,10 @@ def threshold_of(layer: Layer) -> float:
 
 def remark_on(layer: Layer, loss: Loss) -> str | None:
     """Return a warning about a last activation that the loss repeats or leaves out, or `None`."""
+    if isinstance(loss, HeadLosses):
+        heads = _heads_of(layer)
+        remarks = [remark_on(heads[n], own) for n, own, _ in loss.parts if n in heads]
+        return next(filter(None, remarks), None)
     done, name = fused_activation(loss), _name_of(loss)
     if done is not None and _without(layer, done) is not None:
         return (
@@ -295,14 +328,28 @@ def _inner(loss: Loss) -> object:
     return inner
 
 
-def fused_activation(loss: Loss) -> str | None:
+def fused_activation(loss: Loss, layer: Layer | None = None) -> Any:
     """Return the activation that a loss applies itself, and `fuse_loss` leaves out.
+
+    For losses of heads, it is a dict of those that the heads of the layer end with.
 
     >>> fused_activation(cross_entropy)
     'softmax'
     """
+    if isinstance(loss, HeadLosses):
+        heads = {} if layer is None else _heads_of(layer)
+        pairs = [(n, fused_activation(own)) for n, own, _ in loss.parts if n in heads]
+        return {n: name for n, name in pairs if name and _without(heads[n], name)}
     inner = _inner(loss)
     return next((name for known, name in _APPLIES if known is inner), None)
+
+
+def _heads_of(layer: Layer) -> dict[str, Layer]:
+    """Return the heads that a layer ends with, by name."""
+    if isinstance(layer, Heads):
+        return dict(layer.heads)
+    last = layer.layers[-1] if isinstance(layer, Chain) else getattr(layer, "layer", None)
+    return _heads_of(last) if isinstance(last, Layer) else {}
 
 
 def _name_of(loss: Loss) -> str:
@@ -310,8 +357,10 @@ def _name_of(loss: Loss) -> str:
     return str(getattr(inner, "__name__", type(inner).__name__))
 
 
-def _without(layer: Layer, name: str) -> Layer | None:
+def _without(layer: Layer, name: Any) -> Layer | None:
     """Return the layer without the activation at its end; `None` if it does not end with it."""
+    if isinstance(layer, Heads) and isinstance(name, dict):
+        return Heads([(n, (n in name and _without(own, name[n])) or own) for n, own in layer.heads])
     if isinstance(layer, Activation):
         return _IDENTITY if layer.name == name else None
     if isinstance(layer, Dense | Conv1d | Conv2d | ConvTranspose2d):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -31,7 +31,7 @@ from anydevice._nn.layer import (
     state_paths,
     state_places,
 )
-from anydevice._nn.layers import Chain, TiedEmbedding, as_layer
+from anydevice._nn.layers import Chain, Heads, Input, TiedEmbedding, as_layer
 from anydevice._ops.dispatch import primitives
 from anydevice.errors import ConfigurationError, DeviceMismatchError
 
@@ -79,7 +79,7 @@ class Model:
         device: Device | str | None = None,
     ) -> None:
         described = as_layer(layer)
-        self.input_shape = _shape_of(described, input_shape)
+        self.input_shape: Any = inputs_of(described) or _shape_of(described, input_shape)
         self.layer = described.resolved(self.input_shape)
         self.output_shape = self.layer.output(self.input_shape)
         # Drawn in host memory and moved together: many small copies would take longer.
@@ -259,6 +259,8 @@ def built_for(
 ) -> Model:
     """Return the model of a layer whose examples are those of a batch, which must be an array."""
     layer, table = as_layer(layer), without_tables(x)
+    if inputs_of(layer):
+        return Model(layer, None, seed, device)
     try:
         shape = tuple(table.shape if hasattr(table, "shape") else np.asarray(table).shape)
     except (TypeError, ValueError):
@@ -274,7 +276,7 @@ def built_for(
 
 def bound(
     layer: Layer,
-    input_shape: Shape,
+    input_shape: Any,
     parameters: Parameters,
     frozen: frozenset[str] = frozenset(),
     properties: tuple[Any, ...] = (),
@@ -339,6 +341,23 @@ def frozen_layers(model: Model) -> frozenset[str]:
     places = state_places(model.layer)
     moving = {path for path, name in places if f"{path}.{name}" not in model.frozen}
     return frozenset(path for path, _ in places) - moving
+
+
+def example_shape(x: Any) -> Any:
+    """Return the shape of an example of a batch; of a dict of arrays, one by name."""
+    if isinstance(x, Mapping):
+        return {name: example_shape(part) for name, part in x.items()}
+    return tuple(getattr(x, "shape", ()))[1:]
+
+
+def inputs_of(layer: Layer) -> dict[str, Shape]:
+    """Return the shapes of the inputs that a layer takes by name, if it does."""
+    if isinstance(layer, Input):
+        return {layer.name: layer.shape}
+    shapes: dict[str, Shape] = {}
+    for _, part in layer.parts[:1] if isinstance(layer, Chain) else layer.parts:
+        shapes |= inputs_of(part)
+    return shapes
 
 
 def _shape_of(layer: Layer, given: int | Sequence[int] | None) -> Shape:
@@ -411,8 +430,11 @@ def _refuse_other_block(place: str | None) -> None:
 _refuse_other_block._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def as_batch(x: Any, layer: Layer, input_shape: Shape, parameters: Parameters) -> Array:
+def as_batch(x: Any, layer: Layer, input_shape: Any, parameters: Parameters) -> Any:
     """Place a batch as an array of the parameters' library on their device."""
+    if isinstance(input_shape, dict):
+        layer.output(example_shape(x))  # names an input that is missing
+        return {n: as_batch(x[n], layer, own, parameters) for n, own in input_shape.items()}
     given, x = x, without_tables(x)
     if isinstance(x, list | tuple) and _is_of_numbers(x):
         x = _array_of(x, layer.takes_ids_below is not None, input_shape)
@@ -531,7 +553,7 @@ class _Counts:
 
 def _rows(
     layer: Layer,
-    shape: Shape,
+    shape: Any,
     parameters: Parameters,
     path: str,
     counts: _Counts,
@@ -553,8 +575,13 @@ def _rows(
         inside, own = layer.inside, parameters["inside"]
         yield from _rows(inside, inner, own, f"{path}.inside", counts, remark)
     else:
+        several = layer.parts and (isinstance(shape, dict) or isinstance(layer, Heads))
+        for at, (step, part) in enumerate(layer.parts if several else ()):
+            own = parameters[at if isinstance(parameters, list) else step[1:]]
+            yield from _rows(part, shape, own, path + step, counts, remark)
         label, output = layer.label + remark, _sizes(layer.output(shape))
-        yield _row(path, label, output, parameters, path, counts)
+        if not isinstance(layer, Heads):
+            yield _row(path, label, output, [] if several else parameters, path, counts)
 
 
 def _row(
@@ -567,5 +594,7 @@ def _row(
     return shown, label, output, f"{count:,}", format_size(size), remark
 
 
-def _sizes(shape: Shape) -> str:
+def _sizes(shape: Any) -> str:
+    if isinstance(shape, dict):
+        return ", ".join(f"{name} {_sizes(own)}" for name, own in shape.items())
     return "×".join(map(str, shape)) or "1"

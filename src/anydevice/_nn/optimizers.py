@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import compress
 from typing import Annotated, Any
 
 from anydevice import _ops as ops
@@ -16,7 +17,7 @@ from anydevice._core.array import Array
 from anydevice._core.checks import is_number
 from anydevice._core.record import replace
 from anydevice._core.trees import Tree, leaf_names, leaves, mapped, matches, refilled, unmatched
-from anydevice._nn.layer import Check, Flag, Number, Settings, Share, Size, setting_error
+from anydevice._nn.layer import Check, Flag, Number, Positive, Settings, Share, Size, setting_error
 from anydevice._ops.arguments import wide
 from anydevice._ops.dispatch import primitives
 from anydevice._ops.training import WideParameter
@@ -80,6 +81,9 @@ class _Groups(dict[str, dict[str, Any]]):
 class BuiltIn(Optimizer):
     """An optimizer whose step is one op over lists of arrays, or one op for each group."""
 
+    is_elementwise = True
+    """Whether it can update parts of arrays, as processes that divide them have."""
+
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
         groups = getattr(self, "groups", None)
@@ -109,15 +113,19 @@ class BuiltIn(Optimizer):
         for pattern in self._groups:
             if not any(matches(pattern, name) for name in names):
                 raise unmatched(pattern, names, "groups")
-        return {name: zeros_like(parameters) for name in self._state_names()}
+        return {n: mapped(partial(self._zeros, n), parameters) for n in self._state_names()}
+
+    def _zeros(self, name: str, parameter: Array) -> Array:
+        """Return the first state of a parameter; a single number if it has none of this name."""
+        xp = primitives(parameter)
+        shape = tuple(parameter.shape) if self._has_state(name, parameter) else ()
+        return xp.full(shape, 0, wide(xp.dtype(parameter)), parameter)
+
+    def _has_state(self, name: str, parameter: Array) -> bool:
+        return name in self._state_names()
 
     def update(
-        self,
-        parameters: Tree,
-        gradients: Tree,
-        state: State,
-        step: Any,
-        rate: float | Array | None = None,
+        self, parameters: Tree, gradients: Tree, state: State, step: Any, rate: Any = None
     ) -> tuple[Tree, State]:
         names = self._state_names()
         trees = [parameters, gradients, *[state[name] for name in names]]
@@ -134,19 +142,26 @@ class BuiltIn(Optimizer):
     def _moved_by_group(
         self, names: list[str], arrays: list[Arrays], step: int | Array, rate: float | Array
     ) -> list[Arrays]:
-        new = [list(old) for old in (arrays[0], *arrays[2:])]  # all but the gradients
         for options, places in _group_by_options(self._groups, tuple(names)):
             options = dict(options)
             own_rate, scaled = options.pop("rate", None), rate
             if own_rate is not None:
-                factor = own_rate / base_rate(self.rate)
-                scaled = rate * factor if is_number(rate) else ops.multiply(rate, factor)
+                scaled = _scaled(rate, own_rate / base_rate(self.rate))
             own = replace(self, groups=None, **options)
-            moved = own._step([[old[at] for at in places] for old in arrays], step, scaled)
-            for after, part in zip(new, moved, strict=False):
-                for at, array in zip(places, part, strict=True):
-                    after[at] = array
-        return new
+            _step_at(places, own, arrays, range(len(arrays)), step, scaled)
+        return [arrays[0], *arrays[2:]]
+
+
+def _scaled(rate: Any, factor: float) -> Any:
+    return rate * factor if is_number(rate) else ops.multiply(rate, factor)
+
+
+def _step_at(places: Any, own: BuiltIn, arrays: list[Arrays], rows: Any, *how: Any) -> None:
+    """Replace the arrays at these places; rows are the parameters, the gradients and the state."""
+    moved = own._step([[arrays[row][at] for at in places] for row in rows], *how)
+    for row, new in zip((0, *rows[2:]), moved, strict=False):
+        for at, array in zip(places, new or (), strict=False):
+            arrays[row][at] = array
 
 
 def _checked_groups(optimizer: BuiltIn, groups: Any) -> _Groups:
@@ -173,24 +188,23 @@ def _checked_groups(optimizer: BuiltIn, groups: Any) -> _Groups:
                 f"{kind}: groups[{pattern!r}]: {error}", source=error.source
             ) from None
         if "rate" in options:
-            _check_group_rate(optimizer, pattern, options["rate"])
+            _check_group_rate(optimizer, f"{kind}: groups[{pattern!r}]", options["rate"])
     return _Groups(groups)
 
 
-def _check_group_rate(optimizer: Optimizer, pattern: str, rate: Any) -> None:
-    kind = type(optimizer).__name__
+def _check_group_rate(optimizer: Optimizer, where: str, rate: Any) -> None:
+    kind = "the last" if isinstance(optimizer, ByName) else type(optimizer).__name__
     if not is_number(rate):
         raise ConfigurationError(
-            f"{kind}: groups[{pattern!r}]: the rate of a group must be a number, which a schedule "
-            f"of {kind} scales too, not {rate!r}",
-            source=f"{kind}.groups",
+            f"{where}: the rate of a group must be a number, which a schedule of {kind} scales "
+            f"too, not {rate!r}",
+            source=where,
         )
     if not base_rate(optimizer.rate):
         raise ConfigurationError(
-            f"{kind}: groups[{pattern!r}]: the rate of a group is relative to that of {kind}, and "
-            f"{optimizer.rate!r} does not say where it starts; give {kind} a number above 0, "
-            "and nn.train the schedule",
-            source=f"{kind}.groups",
+            f"{where}: the rate of a group is relative to that of {kind}, and {optimizer.rate!r} "
+            f"does not say where it starts; give {kind} a number above 0, and nn.train the schedule",
+            source=where,
         )
 
 
@@ -352,6 +366,140 @@ class RMSprop(BuiltIn):
         return new
 
 
+class Muon(BuiltIn):
+    """Muon (Jordan et al. 2024): matrices step by orthogonalized momentum, the others by AdamW.
+
+    The steps of a matrix have the root mean square `rms`, so that rates and decays of AdamW hold
+    for both (Liu et al. 2025). An embedding and the last layer are better left to AdamW, by their
+    names: `nn.train` takes `{"[0]": nn.AdamW(1e-3), "*": nn.Muon(1e-3)}`.
+
+    >>> muon, parameters = Muon(1.0, decay=0.0), {"x": numpy.eye(2)}
+    >>> muon.update(parameters, parameters, muon.init(parameters), 1)[0]["x"].round(2).tolist()
+    [[0.69, 0.0], [0.0, 0.69]]
+    """
+
+    rate: Rate = 1e-3
+    momentum: Share = 0.95
+    decay: Number = 0.1
+    nesterov: Flag = True
+    rms: Positive = 0.2
+    beta1: Share = 0.9
+    beta2: Share = 0.999
+    eps: Number = 1e-8
+    groups: Mapping[str, Options] | None = None
+
+    is_elementwise = False
+
+    def _state_names(self) -> tuple[str, ...]:
+        return "means", "squares"
+
+    def _has_state(self, name: str, parameter: Array) -> bool:
+        return name == "means" or (name == "squares" and parameter.ndim != 2)
+
+    def _step(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
+        is_other = [parameter.ndim != 2 for parameter in arrays[0]]
+        betas = {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps, "decay": self.decay}
+        others = [list(compress(column, is_other)) for column in arrays]
+        by_adam = zip(*ops.update_adam(*others, step, rate=rate, **betas), strict=True)
+        new: list[Arrays] = [[] for _ in arrays[1:]]
+        for other, *row in zip(is_other, *arrays, strict=True):
+            moved = next(by_adam) if other else self._turn(*row, rate)
+            for column, array in zip(new, moved, strict=True):
+                column.append(array)
+        return new
+
+    def _turn(self, parameter: Array, slope: Array, mean: Array, square: Array, rate: Any) -> Any:
+        """Return a matrix after its step, and its state."""
+        wider = WideParameter(parameter)
+        xp, gradient = wider.xp, wider.of(slope)
+        average = wider.blend(wider.of(mean), gradient, self.momentum)
+        change = wider.blend(average, gradient, self.momentum) if self.nesterov else average
+        scale = self.rms * math.sqrt(max(parameter.shape))
+        change = xp.multiply(_orthogonalized(change), scale)
+        return wider.moved(change, rate, self.decay), wider.back(average, mean), square
+
+
+def _orthogonalized(x: Array) -> Array:
+    """Return U·Vᵀ of the singular value decomposition, roughly: values become 0.7 to 1.2.
+
+    Newton–Schulz iteration of degree 5, with the coefficients of Jordan et al. 2024.
+    """
+    xp, wide_first = primitives(x), x.shape[0] > x.shape[1]
+    x = xp.permute_dims(x, (1, 0)) if wide_first else x
+    norm = xp.sqrt(xp.sum(xp.multiply(x, x), (0, 1), True))
+    x = xp.divide(x, xp.maximum(norm, 1e-7))
+    for _ in range(5):
+        square = xp.matmul(x, xp.permute_dims(x, (1, 0)))
+        fourth = xp.multiply(xp.matmul(square, square), 2.0315)
+        change = xp.add(xp.multiply(square, -4.775), fourth)
+        x = xp.add(xp.multiply(x, 3.4445), xp.matmul(change, x))
+    return xp.permute_dims(x, (1, 0)) if wide_first else x
+
+
+class ByName(BuiltIn):
+    """An optimizer for each group of parameters: that of the first pattern that matches the name.
+
+    `nn.train` makes one of a dict. The rate is that of the last pattern, and scales the others.
+    """
+
+    parts: tuple[tuple[str, BuiltIn], ...] = ()
+
+    is_elementwise = False
+    is_uniform = False
+
+    def __init__(self, parts: Any, rate: Any = None) -> None:
+        parts = tuple(parts.items() if isinstance(parts, Mapping) else parts)
+        for pattern, own in parts or [("*", None)]:
+            if not isinstance(own, BuiltIn) or isinstance(own, ByName) or own._groups:
+                text = f"must be one of nn without groups, such as nn.AdamW(1e-3), not {own!r}"
+                raise ConfigurationError(f"optimizer[{pattern!r}] {text}", source="optimizer")
+        super().__init__(parts[-1][1].rate, parts)
+        for pattern, own in parts[:-1]:
+            _check_group_rate(self, f"optimizer[{pattern!r}]", own.rate)
+
+    def _state_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([name for _, own in self.parts for name in own._state_names()]))
+
+    def init(self, parameters: Tree) -> State:
+        names = leaf_names(parameters)
+        first = _first_matches(tuple(dict(self.parts)), tuple(names))
+        for at, (pattern, _) in enumerate(self.parts):
+            if not any(matches(pattern, name) for name in names):
+                raise unmatched(pattern, names, "optimizer")
+            if at not in first:
+                text = f"optimizer: {pattern!r} matches only names that an earlier pattern has"
+                raise ConfigurationError(f"{text}; put it first", source="optimizer")
+        if -1 in first:
+            text = f"optimizer: no pattern matches {names[first.index(-1)].removeprefix('.')!r}"
+            raise ConfigurationError(f"{text}; end with '*', for the rest", source="optimizer")
+        pairs = [(self.parts[at][1], x) for at, x in zip(first, leaves(parameters), strict=True)]
+        return {
+            name: refilled(parameters, [own._zeros(name, x) for own, x in pairs])
+            for name in self._state_names()
+        }
+
+    def update(
+        self, parameters: Tree, gradients: Tree, state: State, step: Any, rate: Any = None
+    ) -> tuple[Tree, State]:
+        names, rate = self._state_names(), self.rate_at(step) if rate is None else rate
+        arrays = [leaves(x) for x in (parameters, gradients, *[state[name] for name in names])]
+        first = _first_matches(tuple(dict(self.parts)), tuple(leaf_names(parameters)))
+        for number, (_, own) in enumerate(self.parts):
+            places = [at for at, part in enumerate(first) if part == number]
+            rows = [0, 1, *[2 + names.index(name) for name in own._state_names()]]
+            if places:  # the others may be on another device
+                scaled = _scaled(rate, base_rate(own.rate) / (base_rate(self.rate) or 1.0))
+                _step_at(places, own, arrays, rows, step, scaled)
+        moved, _, *states = [refilled(parameters, row) for row in arrays]
+        return moved, dict(zip(names, states, strict=True))
+
+
+@lru_cache(maxsize=32)
+def _first_matches(patterns: tuple[str, ...], names: tuple[str, ...]) -> list[int]:
+    """Return the index of the first pattern that matches each name; -1 if none does."""
+    return [next((at for at, p in enumerate(patterns) if matches(p, n)), -1) for n in names]
+
+
 class EMA(Optimizer):
     """An optimizer that also keeps an exponential moving average of the parameters, in its state.
 
@@ -376,14 +524,9 @@ class EMA(Optimizer):
         return {**self.optimizer.init(parameters), AVERAGE: mapped(copied, parameters)}
 
     def update(
-        self,
-        parameters: Tree,
-        gradients: Tree,
-        state: State,
-        step: int | Array,
-        rate: float | Array | None = None,
+        self, parameters: Tree, gradients: Tree, state: State, step: Any, rate: Any = None
     ) -> tuple[Tree, State]:
-        rate = self.rate_at(step) if rate is None else rate  # type: ignore[arg-type]
+        rate = self.rate_at(step) if rate is None else rate
         own = {name: tree for name, tree in state.items() if name != AVERAGE}
         moved, new = self.optimizer.update(parameters, gradients, own, step, rate)
         average = []
@@ -399,16 +542,6 @@ AVERAGE = "average"
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 """Optimizers by their name alone, where libraries agree about the rate."""
-
-
-def zeros_like(parameters: Tree) -> Tree:
-    """Return a tree of zeros of the same shapes: float64 for float64, else float32."""
-
-    def zeros(parameter: Array) -> Array:
-        xp = primitives(parameter)
-        return xp.full(tuple(parameter.shape), 0, wide(xp.dtype(parameter)), parameter)
-
-    return mapped(zeros, parameters)
 
 
 class Schedule(Settings):

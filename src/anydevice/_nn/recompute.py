@@ -13,6 +13,7 @@ from typing import overload
 from anydevice._core.array import Array
 from anydevice._core.primitives import Autodiff
 from anydevice._core.record import replace
+from anydevice._core.trees import first_leaf
 from anydevice._nn.layer import Layer, Parameters, Run, Wrapper, autodiff_of, state_places
 from anydevice._nn.layers import Activation, Chain, Dropout, TiedEmbedding
 from anydevice._nn.model import Model
@@ -38,7 +39,7 @@ class Recomputed(Wrapper):
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         # A watch reads the outputs of parts, which have no values inside a checkpoint.
         keeps_outputs = not run.training or run.watch is not None
-        autodiff = None if keeps_outputs else autodiff_of(x)
+        autodiff = None if keeps_outputs else autodiff_of(first_leaf(x))
         if autodiff is None:
             return self.layer.apply(parameters, x, run)
 

@@ -17,7 +17,7 @@ from anydevice._nn import convolution, initializers, layers, optimizers, recurre
 from anydevice._nn import recompute as _recompute
 from anydevice._nn.initializers import Initializer
 from anydevice._nn.layer import Layer
-from anydevice._nn.model import Model, bound
+from anydevice._nn.model import Model, bound, inputs_of
 from anydevice._nn.optimizers import Optimizer, Schedule
 from anydevice.errors import ConfigurationError, TransferError
 
@@ -104,12 +104,13 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Mo
     contents = tensor_files.read(source, _KIND, target)
     try:
         layer = from_json(contents.metadata["layer"])
-        shape = tuple(contents.metadata["input_shape"])
+        shape: Any = tuple(contents.metadata["input_shape"])
+        shape = inputs_of(layer) or shape if isinstance(layer, Layer) else shape
         parameters = contents.trees["parameters"]
         frozen = frozenset(contents.metadata.get("frozen", ()))  # not in files of early versions
         if not frozen.issubset(leaf_names(parameters)):
             raise ValueError(f"it freezes {sorted(frozen)}, and has other parameters")
-        if not all(type(size) is int and size > 0 for size in shape):
+        if type(shape) is tuple and not all(type(size) is int and size > 0 for size in shape):
             raise ValueError(f"its examples have the shape {shape}")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise tensor_files.misread(source, contents.written_by, error) from error

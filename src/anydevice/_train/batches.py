@@ -17,7 +17,7 @@ from anydevice._arrays.trees.containers import without_tables
 from anydevice._core.checks import is_integer, is_number
 from anydevice._core.device import Device
 from anydevice._core.names import other_keywords
-from anydevice._core.trees import leaves, mapped
+from anydevice._core.trees import leaf_names, leaves, mapped
 from anydevice._libraries.layers import TARGETS
 from anydevice._libraries.precision import cast
 from anydevice._machine.engines import registry
@@ -78,20 +78,20 @@ class Batches:
         self.shuffle = shuffle
         self.whole_only = whole_only
         self._iterations = 0
-        count = len(self.x)
-        for name, array in (("y", self.y), ("weights", self.weights)):
-            if array is not None and count != len(array):
-                raise ConfigurationError(
-                    f"Batches: there are {count} examples in x and {len(array)} in {name}",
-                    source=name,
-                )
+        first = leaf_names(self.x, "x")[0]
+        self._count = count = len(leaves(self.x)[0])
+        for name, tree in (("x", self.x), ("y", self.y), ("weights", self.weights)):
+            for part, array in zip(leaf_names(tree, name), leaves(tree), strict=True):
+                if count != len(array):
+                    text = f"there are {count} examples in {first} and {len(array)} in {part}"
+                    raise ConfigurationError(f"Batches: {text}", source=name)
         if not is_integer(size) or size < 1 or not len(self):
             raise ConfigurationError(
                 f"Batches: {count} examples give no batch of size {size!r}", source="size"
             )
 
     def __len__(self) -> int:
-        count = len(self.x)
+        count = self._count
         return count // self.size if self.whole_only else -(-count // self.size)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -100,9 +100,12 @@ class Batches:
 
     def __repr__(self) -> str:
         order = "shuffled" if self.shuffle else "in order"
-        x, y = (f"{array.shape[1:]} {array.dtype}" for array in (self.x, self.y))
+        x, y = (
+            ", ".join(tree) if isinstance(tree, dict) else f"{tree.shape[1:]} {tree.dtype}"
+            for tree in (self.x, self.y)
+        )
         return (
-            f"<Batches: {len(self.x):,} examples in {len(self):,} batches of {self.size:,}, "
+            f"<Batches: {self._count:,} examples in {len(self):,} batches of {self.size:,}, "
             f"{order}; x: {x}, y: {y}>"
         )
 
@@ -118,7 +121,7 @@ class Batches:
 
         Raises `ConfigurationError` if one of the two would be empty.
         """
-        count = len(self.x)
+        count = self._count
         held_out = round(count * share) if is_number(share) and 0 < share < 1 else 0
         if not 0 < held_out < count:
             raise ConfigurationError(
@@ -131,14 +134,17 @@ class Batches:
         rest, out = np.sort(order[:-held_out]), np.sort(order[-held_out:])
         size = min(self.size, count - held_out) if self.whole_only else self.size
         options = {"shuffle": self.shuffle, "whole_only": self.whole_only}
-        own, others = (None if self.weights is None else self.weights[at] for at in (rest, out))
-        first = Batches(self.x[rest], self.y[rest], size, **options, weights=own)
-        return first, Batches(self.x[out], self.y[out], self.size, shuffle=False, weights=others)
+        (*own, weights), (*others, theirs) = self._rows(rest), self._rows(out)
+        first = Batches(*own, size, **options, weights=weights)
+        return first, Batches(*others, self.size, shuffle=False, weights=theirs)
+
+    def _rows(self, rows: Any) -> tuple[Any, Any, Any]:
+        return mapped(lambda array: array[rows], (self.x, self.y, self.weights))
 
     def _order(self, seed: int, epoch: int) -> Any:
         if not self.shuffle:
-            return np.arange(len(self.x))
-        drawn = rng(seed, _HOST).split(epoch + 1)[epoch].bits(len(self.x))
+            return np.arange(self._count)
+        drawn = rng(seed, _HOST).split(epoch + 1)[epoch].bits(self._count)
         # Random keys may tie, and only a stable sort orders ties alike on every machine.
         return np.argsort(drawn, kind="stable")
 
@@ -146,18 +152,26 @@ class Batches:
         """Yield the batches of an epoch."""
         order = self._order(seed, epoch)
         for at in range(len(self)):
-            rows = order[at * self.size : (at + 1) * self.size]
-            y = self.y[rows]
-            yield self.x[rows], y if self.weights is None else (y, self.weights[rows])
+            x, y, weights = self._rows(order[at * self.size : (at + 1) * self.size])
+            yield x, y if weights is None else (y, weights)
 
 
 def batches_of(data: Any, size: int | None, shuffle: bool = True) -> Any:
     """Return `Batches` of a tuple of two arrays (x, y); other data as it is."""
-    pair = isinstance(data, tuple) and len(data) == 2
-    if not pair or not all(getattr(x, "shape", ()) for x in data):
+    if not is_pair(data):
         return data
     x, y = data
     return Batches(x, y, _ROWS if size is None else size, shuffle=shuffle)
+
+
+def is_pair(data: Any) -> bool:
+    """Whether data is (x, y): arrays, or dicts of arrays; two dicts alike are two batches."""
+    if not isinstance(data, tuple) or len(data) != 2:
+        return False
+    x, y = data
+    if isinstance(x, Mapping) and isinstance(y, Mapping) and not x.keys().isdisjoint(y):
+        return False
+    return all(isinstance(part, Mapping) or getattr(part, "shape", ()) for part in data)
 
 
 def checked_data(data: Any, epochs: int, name: str = "data") -> Any:
@@ -232,7 +246,7 @@ def sizes_of(data: Any) -> dict[str, int]:
     length = length_of(data)
     known = {} if length is None else {"batches": length}
     if isinstance(data, Batches):
-        known.update(examples=len(data.x), size=data.size, shuffle=data.shuffle)
+        known.update(examples=data._count, size=data.size, shuffle=data.shuffle)
     return known
 
 
@@ -413,7 +427,9 @@ def as_numbers(given: Any, name: str) -> Any:
 
 
 def as_host_array(given: Any, name: str) -> Any:
-    """Return one NumPy array of numbers of any width. Raises as `as_numbers` does."""
+    """Return one NumPy array of numbers of any width, or a dict. Raises as `as_numbers` does."""
+    if isinstance(given, Mapping):
+        return {key: as_host_array(part, f"{name}[{key!r}]") for key, part in given.items()}
     try:
         array = np.asarray(without_tables(given))
     except ValueError:

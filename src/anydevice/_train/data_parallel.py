@@ -25,7 +25,7 @@ from anydevice._libraries.precision import Policy
 from anydevice._libraries.registry import adapter_of, part, training_device
 from anydevice._machine.choose.scope import one_device
 from anydevice._nn.losses import LOSSES
-from anydevice._nn.optimizers import BuiltIn, Optimizer
+from anydevice._nn.optimizers import Optimizer
 from anydevice._parallel.mesh import (
     Mesh,
     devices_of,
@@ -514,7 +514,7 @@ class ShardStrategy(ProcessStrategy):
         self, layer: Any, frozen: Collection[str], policy: Policy, optimizer: Optimizer | None
     ) -> None:
         super().check(layer, frozen, policy, optimizer)
-        if optimizer is not None and not isinstance(optimizer, BuiltIn):
+        if optimizer is not None and not getattr(optimizer, "is_elementwise", False):
             raise no_collectives(
                 f"{type(optimizer).__name__} may compute with whole parameters, and each process "
                 "has a part of them",

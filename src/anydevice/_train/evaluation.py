@@ -25,7 +25,7 @@ from anydevice._libraries import layers
 from anydevice._libraries.precision import cast_parameters
 from anydevice._libraries.registry import adapter_of, compile_device, part, row_of
 from anydevice._nn import losses
-from anydevice._nn.layers import ACTIVATIONS
+from anydevice._nn.layers import with_activation
 from anydevice._nn.model import Model
 from anydevice._ops.dispatch import primitives
 from anydevice._train.batches import (
@@ -33,6 +33,7 @@ from anydevice._train.batches import (
     Batches,
     as_numbers,
     batch_name,
+    is_pair,
     placed_batches,
     prefix_error,
     rows_of,
@@ -207,7 +208,7 @@ class _Batch(Record):
 class _Runner:
     """A model that is ready to run; `activation` and `module` are for its loss."""
 
-    def __init__(self, model: Compiled, loss: Any, activation: str | None, module: Any) -> None:
+    def __init__(self, model: Compiled, loss: Any, activation: Any, module: Any) -> None:
         self.device = model.device
         self._model = model
         self._loss = loss
@@ -238,9 +239,7 @@ class _Runner:
                 output = cast_parameters(output, "float32")
         target = batch.named if batch.named and batch.target is None else batch.target
         value = layers.loss_of_output(loss, output, target)
-        if self._activation is not None:
-            output = ACTIVATIONS[self._activation](output)
-        return value, layers.logits_of(output)
+        return value, layers.logits_of(with_activation(output, self._activation))
 
 
 @contextmanager
@@ -259,7 +258,7 @@ def _ready(
     activation = None
     if isinstance(model, Model) and loss is not None:
         layer, changed = losses.fuse_loss(model.layer, loss)
-        activation = losses.fused_activation(loss) if changed else None
+        activation = losses.fused_activation(loss, model.layer) if changed else None
         model = model.with_layer(layer)
     row = row_of(model)
     frozen = nullcontext(model) if row is None else part(row.library, "module").in_inference(model)
@@ -300,6 +299,8 @@ def _batches(data: Any, size: int) -> Iterator[Any]:
     """Yield the batches of data of any kind, unchanged."""
     if isinstance(data, Batches):
         return Batches(data.x, data.y, data.size, shuffle=False, weights=data.weights)(0, 1)
+    if is_pair(data) and isinstance(data[1], Mapping):
+        return Batches(*data, size, shuffle=False)(0, 1)
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_table, data)):
         return _slices(tuple(map(without_tables, data)), size)
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Mapping):

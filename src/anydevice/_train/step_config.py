@@ -91,7 +91,9 @@ def default_optimize(device: Device, model: Model, epochs: int, batches: int | N
     """Return how to compile by default: PyTorch's compiler pays in long trainings only."""
     if device.engine != "torch" or device.kind != "cpu":
         return "default"
-    used = model.parameter_count * math.prod(model.output_shape[:-1]) + _STEP_OVERHEAD
+    shape = model.output_shape
+    heads = shape.values() if isinstance(shape, dict) else [shape]
+    used = model.parameter_count * max(math.prod(x[:-1]) for x in heads) + _STEP_OVERHEAD
     return "default" if used * epochs * (batches or _USUAL_LENGTH) >= _WORTH_COMPILING else "none"
 
 

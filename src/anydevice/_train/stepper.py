@@ -195,7 +195,10 @@ class FunctionStepper(Stepper):
         shape = tuple(getattr(batch[0], "shape", ())) if isinstance(batch, tuple) else ()
         if self.compiler.compiles or not shape or self.device.kind != "cpu":
             return nullcontext
-        outputs = math.prod((shape[0], *self.config.layer.output(shape[1:])[:-1]))
+        output = self.config.layer.output(shape[1:])
+        if isinstance(output, dict):
+            return nullcontext
+        outputs = math.prod((shape[0], *output[:-1]))
         uses = outputs * sum(math.prod(x.shape) for x in leaves(self._trained))
         return self.engine.serial_scope if uses <= _SERIAL else nullcontext
 

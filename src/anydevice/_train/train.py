@@ -30,7 +30,7 @@ from anydevice._formats.model import checked_path
 from anydevice._libraries.layers import target_of
 from anydevice._libraries.precision import Policy
 from anydevice._nn.layer import Layer
-from anydevice._nn.layers import ACTIVATIONS
+from anydevice._nn.layers import with_activation
 from anydevice._nn.losses import Loss, threshold_of
 from anydevice._nn.model import Model, built_for
 from anydevice._nn.optimizers import Schedule
@@ -677,9 +677,8 @@ class Validation:
             if output is not None:
                 needs = "batches (x, y), or with 'labels'"
             raise ConfigurationError(f"{where}: metrics need {needs}", source="metrics")
-        name = self._training.fused_activation
-        if name is not None:  # the loss includes this activation, so the output lacks it
-            output = ACTIVATIONS[name](output)
+        # The loss includes this activation, so the output lacks it.
+        output = with_activation(output, self._training.fused_activation)
         output, target = self._training.strategy.readable((output, target))
         try:
             pairs = zip(self._metrics, states, strict=True)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 from weakref import WeakValueDictionary, finalize
@@ -23,7 +24,7 @@ from anydevice._core.device import Device
 from anydevice._core.files import remove_leftovers
 from anydevice._core.names import other_keywords
 from anydevice._core.protocols import Stepper, StepState
-from anydevice._core.record import NOTHING, replace
+from anydevice._core.record import NOTHING, Record, replace
 from anydevice._core.text import shortened, warn
 from anydevice._core.trees import Tree, leaf_names, leaves, partition, refilled
 from anydevice._formats.model import checked_path
@@ -33,7 +34,7 @@ from anydevice._libraries.native import NativeAdapter, cast_weights
 from anydevice._libraries.precision import policy_of
 from anydevice._libraries.registry import adapter_of, compile_device, part, training_device
 from anydevice._machine.engines import registry
-from anydevice._nn.layer import state_leaves
+from anydevice._nn.layer import Layer, Run, state_leaves
 from anydevice._nn.losses import fuse_loss, fused_activation, loss_of, remark_on
 from anydevice._nn.model import Model, frozen_layers, trained_leaves
 from anydevice._nn.optimizers import AVERAGE, EMA, SGD, Optimizer, Schedule, rate_of
@@ -87,6 +88,18 @@ _locks: WeakValueDictionary[Path, ExitStack] = WeakValueDictionary()
 """The locks of the files that trainings of this process save to."""
 
 
+class _LossWithModels(Record):
+    """A loss that takes models by name; the target comes with their parameters."""
+
+    loss: Any
+    layers: tuple[tuple[str, Layer], ...]
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        target, present = target
+        models = {name: partial(own.apply, present[name], run=Run()) for name, own in self.layers}
+        return self.loss(output, target, **models)
+
+
 class Training(Generic[ModelT]):
     """Training in your own loop: it moves batches, computes gradients, clips, steps and saves.
 
@@ -119,6 +132,8 @@ class Training(Generic[ModelT]):
     - `accumulate`: steps use the mean gradient of this number of batches, weighted by their rows.
     - `clip`: the largest global norm of the gradients.
     - `schedule`: the rate of each step, or a scheduler of `torch.optim.lr_scheduler`.
+    - `others`: other trainings, such as `{"judge": discriminator}` of a GAN; the loss takes their
+      present models in inference by these names, as in `loss(output, y, judge)`.
     - `seed`: decides dropout and the shuffling of data. Modules of PyTorch and MLX use the global
       random numbers of these libraries, which are seeded only if `seed` is given.
     """
@@ -139,6 +154,7 @@ class Training(Generic[ModelT]):
         accumulate: int = 1,
         clip: float | None = None,
         schedule: Any = None,
+        others: Mapping[str, Training[Any]] | None = None,
         seed: int | None = None,
     ) -> None:
         if optimize is not None and optimize not in OPTIMIZATIONS:
@@ -162,8 +178,8 @@ class Training(Generic[ModelT]):
             raise one_a_process(len(device), "torch")
         self._schedule = schedule
         self.seed = seed or 0
-        self.fused_activation: str | None = None
-        """The final activation of the model, if the loss includes it."""
+        self.fused_activation: Any = None
+        """The final activation of the model, if the loss includes it; those of heads by name."""
         frozen: frozenset[str] = frozenset()
         if isinstance(model, Model):
             self.device = line.device if line else training_device(NativeAdapter(model), device)
@@ -177,7 +193,7 @@ class Training(Generic[ModelT]):
             inner = model.layer.alone
             layer, changed = fuse_loss(inner, loss)
             layer = layer if inner is model.layer else replace(model.layer, layer=layer)
-            self.fused_activation = fused_activation(loss) if changed else None
+            self.fused_activation = fused_activation(loss, inner) if changed else None
             trained, frozen = trained_leaves(model), frozen_layers(model)
             remark = remark_on(inner, loss)
             if remark is not None and remark not in _warned:
@@ -207,6 +223,7 @@ class Training(Generic[ModelT]):
             None if has_stepper or all(trained) else tuple(trained),
             frozen,
         )
+        self._others = self._with_others(others or {}, mesh is not None or line is not None)
         if not any(trained):
             advice = ""
             if has_stepper and leaves(parameters):
@@ -216,7 +233,7 @@ class Training(Generic[ModelT]):
             text = f"this model has no parameters to train{advice}"
             raise ConfigurationError(text, source="model")
         self._like = parameters
-        self._rate_at = self._rates(own)
+        self._rate_at = self.rate(own)
         if has_stepper:
             if own is None:
                 own_schedule = schedule if self._rate_at is None else None
@@ -450,11 +467,11 @@ class Training(Generic[ModelT]):
                 self.rate *= self._factor
         with scope():
             if accumulate == 1:
-                value = stepper.step(batch, self.rate)
+                value = stepper.step(self._joined(batch), self.rate)
             else:
                 rows = rows_of(batch)
                 self._first_rows = self._first_rows if self.waiting else rows
-                value = stepper.add(batch, rows / self._first_rows)
+                value = stepper.add(self._joined(batch), rows / self._first_rows)
         if is_new:
             failures.check_loss(self.config, value)
             if self.on_compile is not None:
@@ -468,13 +485,35 @@ class Training(Generic[ModelT]):
             stepper.move(self.rate)
         return value
 
+    def _joined(self, batch: Any) -> Any:
+        """Return a batch for a step: with the present parameters of other trainings, if any."""
+        if not isinstance(self.config.loss, _LossWithModels):
+            return batch
+        present = {name: other.parameters for name, other in self._others.items()}
+        return batch[0], (batch[1], present)
+
+    def _with_others(self, others: Mapping[str, Any], several: bool) -> Mapping[str, Any]:
+        """Return the other trainings; the loss then takes their models by name."""
+        layers = []
+        for name, other in others.items():
+            models = [getattr(own, "_given", None) for own in (self, other)]
+            if several or not all(isinstance(model, Model) for model in models):
+                text = "must be a nn.Training of a nn.Model on one device, as this one; losses of"
+                text = f"others[{name!r}] {text} PyTorch modules use other modules as they are"
+                raise ConfigurationError(text, source="others")
+            layers.append((name, models[1].layer))
+        if layers:
+            loss = _LossWithModels(self.config.loss, tuple(layers))
+            self.config = replace(self.config, loss=loss)
+        return others
+
     def raise_for(self, error: Exception, batch: Any) -> NoReturn:
         """Raise an error of this batch, or a better explanation of it."""
         of_schedule = isinstance(error, ConfigurationError) and error.source == "schedule"
         if of_schedule or names_batch(error):
             raise error
         where = batch_name("data", self.epoch, self.position + 1)
-        instead = failures.explain_error(error, self.stepper, batch, where)
+        instead = failures.explain_error(error, self.stepper, self._joined(batch), where)
         if instead is error:
             raise error
         raise instead from None if isinstance(error, AnyDeviceError) else error
@@ -606,7 +645,7 @@ class Training(Generic[ModelT]):
         stepper, readable = self.stepper, self.strategy.readable
         since, name = stepper.failed_since, stepper.engine.name
         own = [batch for batch in batches if batch.step == since] or batches
-        own = [batch._replace(batch=readable(batch.batch)) for batch in own]
+        own = [batch._replace(batch=self._joined(readable(batch.batch))) for batch in own]
         parameters = readable(stepper.parameters)
         wrong = failures.wrong_target(self.config, parameters, own)
         return wrong or failures.failure(self.config, name, parameters, own, since, self.seed)

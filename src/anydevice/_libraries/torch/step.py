@@ -186,6 +186,8 @@ class TorchStepper(Stepper):
     def add(self, batch: Any, weight: float = 1.0) -> Array:
         if not self._module.training:
             self._module.train()
+        if not self._added and any(x.grad is not None for x in self._weights):
+            self.drop()  # by the step of another module, whose loss went through this one
         before = [x.clone() for x in self._statistics] if self._finite else []
         with self._scope():
             value = self._strategy.module_loss(self._value, batch)
