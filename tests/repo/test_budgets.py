@@ -21,17 +21,17 @@ BUDGETS = {
     "_core": 5_895,  # optional primitives; Intel GPUs; quantized weights; names of other libraries
     "_engines": 11_940,  # optional primitives; quantized products; torch.xpu; matrices by columns
     "_formats": 3_630,  # GGUF files are written; quantized folders; quantizers
-    "_libraries": 6_155,  # watched processes; graphs of ONNX Runtime; Equinox is mapped
+    "_libraries": 6_165,  # watched processes; ONNX Runtime; Equinox is mapped; inputs by name
     "_llm": 5_635,  # types of replies; quantized weights; decoders as graphs of ONNX Runtime
     "_machine": 8_790,  # requirements and their sources; Intel GPUs; virtual CPUs; variables
-    "_nn": 4_195,  # layers, losses and optimizers of Keras people; names of axes
+    "_nn": 4_490,  # layers, losses and optimizers of Keras people; axes; several inputs and outputs
     "_ops": 4_900,  # the rest of the array API standard; dequantize and quantized_linear
     "_parallel": 2_230,
     "_plan": 5_620,  # quantized weights in plans
     "_proofs": 9_215,  # ONNX files are lowered twice, and compared; more layers in both lowerings
     "_report": 1_830,
     "_testing": 580,
-    "_train": 6_200,  # weights of examples; averages; errors about labels; processes of PyTorch
+    "_train": 6_265,  # weights of examples; averages; errors about labels; processes; GANs
     "cli": 3_270,  # anydevice quantize; metrics for Prometheus and rows of CSV; completion
     "compat": 1_440,
 }

@@ -31,8 +31,8 @@ RUNS: dict[str, tuple[Any, Any]] = {
     "averages": (nn.EMA(nn.Adam(2e-2), 0.9), None),
     "a plateau": (nn.Adam(nn.WarmUp(5, nn.PlateauRate(1.0, patience=1))), None),
     "weights": (nn.Adam(2e-2), GOOD),
-    "muon": (nn.Muon(2e-2), None),
-    "by name": ({"*.bias": nn.SGD(1.0), "*": nn.Muon(nn.PlateauRate(2e-2, patience=1))}, None),
+    "muon": (nn.Muon(0.1, decay=0.0), None),
+    "by name": ({"*.bias": nn.SGD(0.5), "*": nn.Muon(nn.PlateauRate(0.1, patience=1))}, None),
 }
 
 

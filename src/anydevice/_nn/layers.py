@@ -575,6 +575,10 @@ class Concatenate(Layer):
         return ops.concat(outputs, self.axis + (self.axis >= 0))
 
 
+_SHAPE = Check("the shape of an example", lambda x: all(map(_is_size, x)))
+ExampleShape = Annotated[tuple[int, ...], _SHAPE]
+
+
 class Input(Layer):
     """One of several inputs, by its name: the first layer of each part that takes it.
 
@@ -587,7 +591,7 @@ class Input(Layer):
     """
 
     name: str
-    shape: Annotated[tuple[int, ...], Check("that of an example", lambda x: all(map(_is_size, x)))]
+    shape: ExampleShape
 
     def __init__(self, name: str, shape: int | Sequence[int]) -> None:
         super().__init__(name, tuple(shape) if isinstance(shape, Sequence) else (shape,))

@@ -11,7 +11,7 @@ none. Trained through a softmax of a softmax, a model stays unsure.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -55,16 +55,14 @@ class HeadLosses(Record):
 
     def __call__(self, output: Any, target: Any) -> Array:
         target, weights = split_weights(target)
-        names, total = sorted(name for name, *_ in self.parts), None
+        names = sorted(name for name, *_ in self.parts)
         for what, given in (("the output", output), ("y", target)):
             own = sorted(given) if isinstance(given, Mapping) else "no dict"
             if own != names:
                 raise ConfigurationError(f"loss is for {names}, {what} is {own}", source="loss")
-        for name, loss, weight in self.parts:
-            wanted = target[name] if weights is None else (target[name], weights)
-            value = ops.multiply(loss(output[name], wanted), weight)
-            total = value if total is None else ops.add(total, value)
-        return total
+        pairs = target if weights is None else {n: (y, weights) for n, y in target.items()}
+        values = [ops.multiply(loss(output[n], pairs[n]), w) for n, loss, w in self.parts]
+        return reduce(ops.add, values)
 
 
 def cross_entropy(
@@ -348,8 +346,7 @@ def _heads_of(layer: Layer) -> dict[str, Layer]:
     """Return the heads that a layer ends with, by name."""
     if isinstance(layer, Heads):
         return dict(layer.heads)
-    last = layer.layers[-1] if isinstance(layer, Chain) else getattr(layer, "layer", None)
-    return _heads_of(last) if isinstance(last, Layer) else {}
+    return _heads_of(layer.parts[-1][1]) if layer.parts else {}
 
 
 def _name_of(loss: Loss) -> str:

@@ -194,16 +194,11 @@ def _checked_groups(optimizer: BuiltIn, groups: Any) -> _Groups:
 
 def _check_group_rate(optimizer: Optimizer, where: str, rate: Any) -> None:
     kind = "the last" if isinstance(optimizer, ByName) else type(optimizer).__name__
-    if not is_number(rate):
+    if not is_number(rate) or not base_rate(optimizer.rate):
         raise ConfigurationError(
-            f"{where}: the rate of a group must be a number, which a schedule of {kind} scales "
-            f"too, not {rate!r}",
-            source=where,
-        )
-    if not base_rate(optimizer.rate):
-        raise ConfigurationError(
-            f"{where}: the rate of a group is relative to that of {kind}, and {optimizer.rate!r} "
-            f"does not say where it starts; give {kind} a number above 0, and nn.train the schedule",
+            f"{where}: the rate of a group must be a number, relative to that of {kind}, which a "
+            f"schedule scales too; they are {rate!r} and {optimizer.rate!r}: give numbers above 0, "
+            "and nn.train the schedule",
             source=where,
         )
 
@@ -398,9 +393,9 @@ class Muon(BuiltIn):
 
     def _step(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
         is_other = [parameter.ndim != 2 for parameter in arrays[0]]
-        betas = {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps, "decay": self.decay}
-        others = [list(compress(column, is_other)) for column in arrays]
-        by_adam = zip(*ops.update_adam(*others, step, rate=rate, **betas), strict=True)
+        own: Any = {name: getattr(self, name) for name in ("beta1", "beta2", "eps", "decay")}
+        others: Any = [list(compress(column, is_other)) for column in arrays]
+        by_adam = zip(*ops.update_adam(*others, step, rate=rate, **own), strict=True)
         new: list[Arrays] = [[] for _ in arrays[1:]]
         for other, *row in zip(is_other, *arrays, strict=True):
             moved = next(by_adam) if other else self._turn(*row, rate)

@@ -233,7 +233,7 @@ class Training(Generic[ModelT]):
             text = f"this model has no parameters to train{advice}"
             raise ConfigurationError(text, source="model")
         self._like = parameters
-        self._rate_at = self.rate(own)
+        self._rate_at = self._rates(own)
         if has_stepper:
             if own is None:
                 own_schedule = schedule if self._rate_at is None else None
@@ -498,8 +498,9 @@ class Training(Generic[ModelT]):
         for name, other in others.items():
             models = [getattr(own, "_given", None) for own in (self, other)]
             if several or not all(isinstance(model, Model) for model in models):
-                text = "must be a nn.Training of a nn.Model on one device, as this one; losses of"
-                text = f"others[{name!r}] {text} PyTorch modules use other modules as they are"
+                text = (
+                    f"others[{name!r}] must be a nn.Training of a nn.Model on one device, as this"
+                )
                 raise ConfigurationError(text, source="others")
             layers.append((name, models[1].layer))
         if layers:
