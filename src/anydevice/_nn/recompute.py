@@ -13,9 +13,8 @@ from typing import overload
 from anydevice._core.array import Array
 from anydevice._core.primitives import Autodiff
 from anydevice._core.record import replace
-from anydevice._core.trees import first_leaf
 from anydevice._nn.layer import Layer, Parameters, Run, Wrapper, autodiff_of, state_places
-from anydevice._nn.layers import Activation, Chain, Dropout, TiedEmbedding
+from anydevice._nn.layers import Activation, Chain, Dropout, Heads, TiedEmbedding
 from anydevice._nn.model import Model
 from anydevice.errors import ConfigurationError
 
@@ -39,7 +38,7 @@ class Recomputed(Wrapper):
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         # A watch reads the outputs of parts, which have no values inside a checkpoint.
         keeps_outputs = not run.training or run.watch is not None
-        autodiff = None if keeps_outputs else autodiff_of(first_leaf(x))
+        autodiff = None if keeps_outputs else autodiff_of(x)
         if autodiff is None:
             return self.layer.apply(parameters, x, run)
 
@@ -65,7 +64,7 @@ def recompute(model: Model | Layer) -> Model | Layer:
     Training then takes less memory and up to a third more time; gradients stay the same. A block is
     a layer with layers inside, such as a `TransformerBlock`: it keeps only its input. A chain
     without blocks is cut into segments of several layers, and each segment keeps only its input:
-    n layers keep about 2√n activations at once.
+    n layers keep about 2√n activations at once. Parts with several inputs or outputs keep theirs.
 
     >>> block = nn.TransformerBlock(8, 2)
     >>> recompute(nn.Chain(nn.Dense(4, 8), block)).layers[1] == Recomputed(block)
@@ -84,7 +83,7 @@ def _mark_blocks(layer: Layer) -> Layer:
         return replace(layer, inside=_mark_blocks(layer.inside))
     if isinstance(layer, Chain) and _has_blocks(layer):
         return Chain(*[_mark_blocks(part) if part.parts else part for part in layer.layers])
-    return layer if isinstance(layer, Recomputed) else Recomputed(layer)
+    return layer if isinstance(layer, Recomputed | Heads) else Recomputed(layer)
 
 
 def _has_blocks(layer: Layer) -> bool:
