@@ -63,8 +63,8 @@ def test_modules_of_torch_train_as_in_a_loop_by_hand(torch: Any) -> None:
         maker, judge = both
         adams = [torch.optim.Adam(module.parameters(), 1e-2) for module in both]
         trainings = [
-            nn.Training(maker, adams[0], loss=lambda x, y: score(judge(x), y)),
-            nn.Training(judge, adams[1], loss=score),
+            nn.Training(maker, adams[0], loss=lambda x, y: score(judge(x), y), device="cpu"),
+            nn.Training(judge, adams[1], loss=score, device="cpu"),
         ]
 
         def step(which: int, x: Any, y: Any) -> float:
@@ -74,7 +74,7 @@ def test_modules_of_torch_train_as_in_a_loop_by_hand(torch: Any) -> None:
             value = score(judge(x) if which else judge(maker(x)), y)
             value.backward()
             adams[which].step()
-            return float(value)
+            return float(value.detach())
 
         rows = []
         for noise, real in batches:
@@ -82,8 +82,8 @@ def test_modules_of_torch_train_as_in_a_loop_by_hand(torch: Any) -> None:
             before = bits(trainings[1])
             rows.append([own, step(0, noise, labels[:32])])
             assert bits(trainings[1]) == before
-        others = {"judge": trainings[1]}
-        refuses("must be a nn.Training of a nn.Model", nn.Training, maker, adams[0], others=others)
+        how: Any = {"others": {"judge": trainings[1]}, "device": "cpu"}
+        refuses("must be a nn.Training of a nn.Model", nn.Training, maker, adams[0], **how)
         return rows
 
     assert_same_values(losses(False), losses(True), because=SAME_PROGRAM)
