@@ -60,7 +60,7 @@ class HeadLosses(Record):
             own = sorted(given) if isinstance(given, Mapping) else "no dict"
             if own != names:
                 raise ConfigurationError(f"loss is for {names}, {what} is {own}", source="loss")
-        pairs = target if weights is None else {n: (y, weights) for n, y in target.items()}
+        pairs: Any = target if weights is None else {n: (y, weights) for n, y in target.items()}
         values = [ops.multiply(loss(output[n], pairs[n]), w) for n, loss, w in self.parts]
         return reduce(ops.add, values)
 

@@ -79,9 +79,10 @@ class Model:
         device: Device | str | None = None,
     ) -> None:
         described = as_layer(layer)
-        self.input_shape: Any = inputs_of(described) or _shape_of(described, input_shape)
-        self.layer = described.resolved(self.input_shape)
-        self.output_shape = self.layer.output(self.input_shape)
+        shape: Any = inputs_of(described) or _shape_of(described, input_shape)
+        self.input_shape: Any = shape
+        self.layer = described.resolved(shape)
+        self.output_shape = self.layer.output(shape)
         # Drawn in host memory and moved together: many small copies would take longer.
         drawn = self.layer.initial(rng(seed, Device("cpu", 0, engine="numpy")))
         self.parameters: Parameters = to_device(drawn, one_device(device))

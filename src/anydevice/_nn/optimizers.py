@@ -146,13 +146,13 @@ class BuiltIn(Optimizer):
             options = dict(options)
             own_rate, scaled = options.pop("rate", None), rate
             if own_rate is not None:
-                scaled = _scaled(rate, own_rate / base_rate(self.rate))
+                scaled = _scale_rate(rate, own_rate / base_rate(self.rate))
             own = replace(self, groups=None, **options)
             _step_at(places, own, arrays, range(len(arrays)), step, scaled)
         return [arrays[0], *arrays[2:]]
 
 
-def _scaled(rate: Any, factor: float) -> Any:
+def _scale_rate(rate: Any, factor: float) -> Any:
     return rate * factor if is_number(rate) else ops.multiply(rate, factor)
 
 
@@ -394,27 +394,28 @@ class Muon(BuiltIn):
     def _step(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
         is_other = [parameter.ndim != 2 for parameter in arrays[0]]
         own: Any = {name: getattr(self, name) for name in ("beta1", "beta2", "eps", "decay")}
-        others: Any = [list(compress(column, is_other)) for column in arrays]
-        by_adam = zip(*ops.update_adam(*others, step, rate=rate, **own), strict=True)
+        p, g, m, v = [list(compress(column, is_other)) for column in arrays]
+        by_adam = zip(*ops.update_adam(p, g, m, v, step, rate=rate, **own), strict=True)
         new: list[Arrays] = [[] for _ in arrays[1:]]
         for other, *row in zip(is_other, *arrays, strict=True):
-            moved = next(by_adam) if other else self._turn(*row, rate)
+            moved = next(by_adam) if other else self._turn(row, rate)
             for column, array in zip(new, moved, strict=True):
                 column.append(array)
         return new
 
-    def _turn(self, parameter: Array, slope: Array, mean: Array, square: Array, rate: Any) -> Any:
+    def _turn(self, row: list[Array], rate: Any) -> Any:
         """Return a matrix after its step, and its state."""
+        parameter, slope, mean, square = row
         wider = WideParameter(parameter)
         xp, gradient = wider.xp, wider.of(slope)
         average = wider.blend(wider.of(mean), gradient, self.momentum)
         change = wider.blend(average, gradient, self.momentum) if self.nesterov else average
         scale = self.rms * math.sqrt(max(parameter.shape))
-        change = xp.multiply(_orthogonalized(change), scale)
+        change = xp.multiply(_orthogonalize(change), scale)
         return wider.moved(change, rate, self.decay), wider.back(average, mean), square
 
 
-def _orthogonalized(x: Array) -> Array:
+def _orthogonalize(x: Array) -> Array:
     """Return U·Vᵀ of the singular value decomposition, roughly: values become 0.7 to 1.2.
 
     Newton–Schulz iteration of degree 5, with the coefficients of Jordan et al. 2024.
@@ -483,7 +484,7 @@ class ByName(BuiltIn):
             places = [at for at, part in enumerate(first) if part == number]
             rows = [0, 1, *[2 + names.index(name) for name in own._state_names()]]
             if places:  # the others may be on another device
-                scaled = _scaled(rate, base_rate(own.rate) / (base_rate(self.rate) or 1.0))
+                scaled = _scale_rate(rate, base_rate(own.rate) / (base_rate(self.rate) or 1.0))
                 _step_at(places, own, arrays, rows, step, scaled)
         moved, _, *states = [refilled(parameters, row) for row in arrays]
         return moved, dict(zip(names, states, strict=True))

@@ -134,9 +134,9 @@ class Batches:
         rest, out = np.sort(order[:-held_out]), np.sort(order[-held_out:])
         size = min(self.size, count - held_out) if self.whole_only else self.size
         options = {"shuffle": self.shuffle, "whole_only": self.whole_only}
-        (*own, weights), (*others, theirs) = self._rows(rest), self._rows(out)
-        first = Batches(*own, size, **options, weights=weights)
-        return first, Batches(*others, self.size, shuffle=False, weights=theirs)
+        (x, y, weights), (held_x, held_y, theirs) = self._rows(rest), self._rows(out)
+        first = Batches(x, y, size, **options, weights=weights)
+        return first, Batches(held_x, held_y, self.size, shuffle=False, weights=theirs)
 
     def _rows(self, rows: Any) -> tuple[Any, Any, Any]:
         return mapped(lambda array: array[rows], (self.x, self.y, self.weights))

@@ -300,7 +300,7 @@ def _batches(data: Any, size: int) -> Iterator[Any]:
     if isinstance(data, Batches):
         return Batches(data.x, data.y, data.size, shuffle=False, weights=data.weights)(0, 1)
     if is_pair(data) and isinstance(data[1], Mapping):
-        return Batches(*data, size, shuffle=False)(0, 1)
+        return Batches(data[0], data[1], size, shuffle=False)(0, 1)
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_table, data)):
         return _slices(tuple(map(without_tables, data)), size)
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Mapping):

@@ -467,11 +467,11 @@ class Training(Generic[ModelT]):
                 self.rate *= self._factor
         with scope():
             if accumulate == 1:
-                value = stepper.step(self._joined(batch), self.rate)
+                value = stepper.step(self._join_models(batch), self.rate)
             else:
                 rows = rows_of(batch)
                 self._first_rows = self._first_rows if self.waiting else rows
-                value = stepper.add(self._joined(batch), rows / self._first_rows)
+                value = stepper.add(self._join_models(batch), rows / self._first_rows)
         if is_new:
             failures.check_loss(self.config, value)
             if self.on_compile is not None:
@@ -485,7 +485,7 @@ class Training(Generic[ModelT]):
             stepper.move(self.rate)
         return value
 
-    def _joined(self, batch: Any) -> Any:
+    def _join_models(self, batch: Any) -> Any:
         """Return a batch for a step: with the present parameters of other trainings, if any."""
         if not isinstance(self.config.loss, _LossWithModels):
             return batch
@@ -496,7 +496,7 @@ class Training(Generic[ModelT]):
         """Return the other trainings; the loss then takes their models by name."""
         layers = []
         for name, other in others.items():
-            models = [getattr(own, "_given", None) for own in (self, other)]
+            models: list[Any] = [getattr(own, "_given", None) for own in (self, other)]
             if several or not all(isinstance(model, Model) for model in models):
                 text = (
                     f"others[{name!r}] must be a nn.Training of a nn.Model on one device, as this"
@@ -514,7 +514,7 @@ class Training(Generic[ModelT]):
         if of_schedule or names_batch(error):
             raise error
         where = batch_name("data", self.epoch, self.position + 1)
-        instead = failures.explain_error(error, self.stepper, self._joined(batch), where)
+        instead = failures.explain_error(error, self.stepper, self._join_models(batch), where)
         if instead is error:
             raise error
         raise instead from None if isinstance(error, AnyDeviceError) else error
@@ -646,7 +646,7 @@ class Training(Generic[ModelT]):
         stepper, readable = self.stepper, self.strategy.readable
         since, name = stepper.failed_since, stepper.engine.name
         own = [batch for batch in batches if batch.step == since] or batches
-        own = [batch._replace(batch=self._joined(readable(batch.batch))) for batch in own]
+        own = [batch._replace(batch=self._join_models(readable(batch.batch))) for batch in own]
         parameters = readable(stepper.parameters)
         wrong = failures.wrong_target(self.config, parameters, own)
         return wrong or failures.failure(self.config, name, parameters, own, since, self.seed)
