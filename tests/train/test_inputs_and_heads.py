@@ -55,7 +55,7 @@ def by_torch(parameters: Any) -> list[float]:
         adam.zero_grad()
         value.backward()
         adam.step()
-        losses.append(float(value))
+        losses.append(float(value.detach()))
     return [sum(losses[at : at + 3]) / 3 for at in (0, 3, 6)]
 
 
