@@ -286,8 +286,6 @@ def _flush_subnormals(x: Array, dtype: str) -> Array:
 
 
 def mapped(made: Call, change: Callable[[Array], Any]) -> Call:
-    """Apply a function to every array of a call."""
-
     def changed(value: Any) -> Any:
         if isinstance(value, list):
             return [changed(part) for part in value]

@@ -110,14 +110,11 @@ class StoredTensor(Record):
             raise self.error(f"it holds NaN, or numbers that {kind} cannot; download it again")
 
     def error(self, problem: str) -> TransferError:
-        """Return the error for a tensor that cannot be loaded."""
         name = shortened(self.name)
         return TransferError(f"{self.path}: the tensor {name!r}: {problem}", self.name)
 
 
 class SafeTensor(StoredTensor):
-    """A tensor of a safetensors file."""
-
     def read(self, file: PlainFile, target: Any, first: int) -> None:
         import numpy as np
 
@@ -156,7 +153,6 @@ def is_index(path: Path) -> bool:
 
 
 def read_header(path: Path) -> Header:
-    """Read and check the header of one safetensors file."""
     with open_safetensors(path) as file:
         return header_of(file)
 
@@ -169,7 +165,6 @@ def open_safetensors(path: Path) -> PlainFile:
 
 
 def header_of(file: PlainFile) -> Header:
-    """Read and check the header of an opened file."""
     path = file.path
     if file.size < 8:
         raise TransferError(
@@ -236,7 +231,6 @@ def _check_size(text: bytearray) -> int:
 
 
 def _count_keys(tree: Any) -> int:
-    """Return the number of keys in all objects."""
     keys, waiting = 0, [tree]
     while waiting:
         value = waiting.pop()

@@ -293,7 +293,6 @@ def parameter_names(call: Callable[..., Any]) -> frozenset[str]:
 
 
 def host_array(x: Any) -> HostArray:
-    """Return one array of any library as a NumPy array."""
     owner = owner_of(x)
     assert owner is not None, "only arrays are read"
     return x if owner.name == "numpy" else download(x, owner)

@@ -185,7 +185,6 @@ _known_names: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
 
 
 def _names(function: Any) -> tuple[str, ...]:
-    """Return the names of the parameters of a function."""
     if isinstance(function, MethodType):  # a new object at each access
         return _names(function.__func__)[1:]
     try:

@@ -55,8 +55,6 @@ jax.tree_util.register_pytree_node(
 
 
 class JaxEngine(BaseEngine):
-    """Arrays of JAX."""
-
     name = "jax"
     dlpack = None
 

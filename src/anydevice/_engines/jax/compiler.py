@@ -40,8 +40,6 @@ _ZLIB, _ZSTD = b"\x78", b"\x28\xb5\x2f\xfd"
 
 
 class JaxCompiler:
-    """Whole functions by `jax.jit`."""
-
     def compile(self, function: Callable[..., Array], **named: Any) -> Callable[..., Any]:
         """Compile whole functions, as the protocol says; static values must be hashable."""
         options = CompileOptions(**named)

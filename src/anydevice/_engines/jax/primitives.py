@@ -87,8 +87,6 @@ class JaxPrimitives(
     one=functions_of(jnp),
     two=functions_of(jnp, lambda function: _two(_one_program(lambda a, b: function(a, b)))),
 ):
-    """Every primitive over `Array`."""
-
     def full(self, shape: Shape, value: float, dtype: DType, like: Array) -> Array:
         return jnp.full(shape, value, _theirs(dtype), device=_device(like))
 

@@ -16,8 +16,6 @@ _CPU = Device("cpu")
 
 
 class NumpyEngine(BaseEngine):
-    """Arrays in the host's memory."""
-
     name = "numpy"
     has_views = True
     dlpack = None

@@ -96,7 +96,6 @@ class Pool:
         return self._peak
 
     def reset_peak(self) -> None:
-        """Reset the peak to the bytes in use."""
         self._peak = self.in_use
 
     def allocate(self, size: int) -> Any:

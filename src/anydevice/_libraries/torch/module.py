@@ -371,7 +371,6 @@ class _StepCounter:
         return (self._count,)
 
     def see(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count a step of an optimizer."""
         groups = [group["params"] for group in optimizer.param_groups]
         self._count += any(id(x) in self._weights for x in chain.from_iterable(groups))
 

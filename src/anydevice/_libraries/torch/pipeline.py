@@ -57,7 +57,6 @@ def _blocks(module: nn.Module) -> str | None:
 
 
 def bytes_of(module: nn.Module) -> int:
-    """Return the bytes of all parameters."""
     return sum(x.numel() * x.element_size() for x in module.parameters())
 
 
@@ -212,14 +211,11 @@ def wait_for_computed(place: torch.device) -> Callable[[], None]:
 
 
 class CopyStream:
-    """A stream for copies to a card."""
-
     def __init__(self, place: torch.device) -> None:
         self._stream = torch.cuda.Stream(place)
         self.handle: int = self._stream.cuda_stream
 
     def synchronize(self) -> None:
-        """Wait for all copies."""
         self._stream.synchronize()
 
     def mark(self) -> Callable[[], None]:

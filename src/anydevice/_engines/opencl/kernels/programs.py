@@ -43,7 +43,6 @@ class Limits(Record):
 
 @lru_cache(maxsize=64)
 def limits(context: cl.Context) -> Limits:
-    """Return the limits of the device of a context."""
     device = context.devices[0]
     is_cpu = bool(device.type & cl.device_type.CPU)
     allowed = min(device.max_work_group_size, device.max_work_item_sizes[0])
@@ -251,7 +250,6 @@ def scalar_bits(value: float | int | bool, dtype: DType) -> Any:
 
 
 def dtype_of(x: Array) -> DType:
-    """Return the dtype of an array."""
     return known_dtype(x.dtype)
 
 

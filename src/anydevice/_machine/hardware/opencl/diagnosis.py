@@ -117,7 +117,6 @@ def _mark_unusable(devices: Sequence[RawDevice], reason: Reason) -> tuple[RawDev
 
 
 def read_answer(answer: Answer, loader: Loader, machine: OpenCLMachine) -> BackendScan:
-    """Return the scan for a loader that answered."""
     platforms = answer["platforms"]
     if answer["error"]:
         text = f"the OpenCL loader {loader.path}: {_describe_refusal('clGetPlatformIDs', answer)}"

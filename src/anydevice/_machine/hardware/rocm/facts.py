@@ -299,7 +299,6 @@ def counters(pci_address: str, root: Path = Path("/")) -> Counters:
 
 
 def memory_of(gpu: Gpu, root: Path = Path("/")) -> GpuMemory:
-    """Return the memory of a GPU of the topology."""
     now = counters(gpu.pci_address, root)
     if gpu.device_id == MI300A:
         sizes = [size for size in (now.vram or now.gtt, now.system) if size]
