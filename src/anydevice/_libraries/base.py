@@ -307,8 +307,7 @@ def float64_scope(engine: str) -> AbstractContextManager[None]:
     """Return a context in which the library computes in float64 on the CPU, if it can."""
     if engine not in _WITH_FLOAT64_SCOPE:
         return nullcontext()
-    scope: AbstractContextManager[None] = part(engine, "module").float64_scope()
-    return scope
+    return part(engine, "module").float64_scope()
 
 
 @contextmanager

@@ -45,10 +45,7 @@ class JaxCompiler:
         options = CompileOptions(**named)
         static, donate = tuple(options.static), tuple(options.donate)
         effort = {"compiler_options": dict(_MOST)} if options.max_effort else {}
-        compiled: Callable[..., Any] = jax.jit(
-            function, static_argnames=static, donate_argnames=donate, **effort
-        )
-        return compiled
+        return jax.jit(function, static_argnames=static, donate_argnames=donate, **effort)
 
     def efforts(self, max_effort: bool) -> str:
         return f"jax.jit{', XLA told to spend most effort on fast code' if max_effort else ''}"

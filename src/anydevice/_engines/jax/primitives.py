@@ -23,8 +23,7 @@ _NUMBERS = (bool, int, float)
 
 def _one_program(function: Callable[..., Array], static: Sequence[int] = ()) -> Callable[..., Any]:
     """Compile as one program, which starts faster than `jax.numpy`; `static` are constants."""
-    program: Callable[..., Any] = jax.jit(function, static_argnums=tuple(static), inline=True)
-    return program
+    return jax.jit(function, static_argnums=tuple(static), inline=True)
 
 
 def _two(function: Callable[[Array, Array], Array]) -> Callable[..., Any]:

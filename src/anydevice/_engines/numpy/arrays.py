@@ -84,8 +84,7 @@ class _Memory:
 
 
 def _pointer(x: Any) -> int:
-    address: int = x.__array_interface__["data"][0]
-    return address
+    return x.__array_interface__["data"][0]
 
 
 def _allocation(x: Any) -> tuple[int, int]:

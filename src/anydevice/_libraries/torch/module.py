@@ -207,8 +207,7 @@ class TorchAdapter(base.ModelAdapter):
 
     def _device_type(self) -> str:
         place = self.device or Device("cpu", 0, engine="torch")
-        kind: str = registry.load("torch").native(place).type
-        return kind
+        return registry.load("torch").native(place).type
 
 
 class ChangedOperations(TorchDispatchMode):  # type: ignore[misc]
@@ -256,8 +255,7 @@ def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def no_gradients() -> AbstractContextManager[None]:
     """Return a context in which results carry no gradients."""
-    scope: AbstractContextManager[None] = torch.no_grad()
-    return scope
+    return torch.no_grad()
 
 
 @contextmanager

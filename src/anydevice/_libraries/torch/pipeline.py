@@ -134,8 +134,7 @@ def check_inputs(forward: Callable[..., Any], first: Device) -> Callable[..., An
 def move_tensor(x: torch.Tensor, device: Device) -> torch.Tensor:
     """Return a tensor on a device, by a direct copy."""
     owner = registry.load("torch")
-    moved: torch.Tensor = x if owner.devices_of(x) == (device,) else owner.move(x, device)
-    return moved
+    return x if owner.devices_of(x) == (device,) else owner.move(x, device)
 
 
 def to_host(x: torch.Tensor) -> torch.Tensor:
@@ -226,5 +225,4 @@ class CopyStream:
 def _record(stream: torch.cuda.Stream) -> Callable[[], None]:
     event = torch.cuda.Event()
     event.record(stream)
-    wait: Callable[[], None] = event.synchronize
-    return wait
+    return event.synchronize

@@ -277,8 +277,7 @@ class TorchStepper(Stepper):
     def _scope(self) -> AbstractContextManager[Any]:
         if not self._autocast:
             return nullcontext()
-        scope: AbstractContextManager[Any] = torch.autocast(self._kind, dtype=self._autocast)
-        return scope
+        return torch.autocast(self._kind, dtype=self._autocast)
 
 
 def narrow_dtype(module: nn.Module) -> str | None:
