@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -327,6 +327,15 @@ class MemoryLimit(Record):
     limit: int
     free: int | None
     source: str
+
+
+class CardMachine(Record):
+    """The files and permissions of the machine or a recording; `cards` are PCI addresses."""
+
+    root: Path
+    environment: Mapping[str, str]
+    accessible: Callable[[Path], bool]
+    cards: tuple[str, ...]
 
 
 class CgroupLimits(Record):
