@@ -357,24 +357,28 @@ def conv2d(
     """
     dtype = getattr(x, "dtype", None)
     own = version_for_dtype(x, dtype, "conv2d", _conv2d)
-    if type(weight) is not type(x) or weight.dtype != dtype:
-        require_one_dtype("conv2d", x=x, weight=weight)
+    _check_images("conv2d", "filters, channels", x, weight, bias)
     image, filters = x.shape, weight.shape
-    if len(image) != 4 or len(filters) != 4 or image[1] != filters[1]:
-        rule = (
-            "x must be (batch, channels, height, width), weight (filters, channels, height, width)"
-        )
-        raise wrong_shapes("conv2d", rule, x=x, weight=weight)
-    if bias is not None:
-        require_one_dtype("conv2d", x=x, bias=bias)
-        if bias.shape != filters[:1]:
-            raise wrong_shapes("conv2d", "bias must be (filters,)", weight=weight, bias=bias)
     steps, zeros = pair_of("conv2d", "stride", stride, 1), pair_of("conv2d", "padding", padding, 0)
     high, wide = image[2] + 2 * zeros[0], image[3] + 2 * zeros[1]
     if not (0 < filters[2] <= high and 0 < filters[3] <= wide):
         rule = f"filters must be at least (1, 1) and not larger than x with its padding of {zeros}"
         raise wrong_shapes("conv2d", rule, x=x, weight=weight)
     return run(own, _conv2d, x, weight, bias, steps, zeros)
+
+
+def _check_images(op: str, axes: str, x: Array, weight: Array, bias: Array | None) -> None:
+    """Refuse operands that do not go together; `axes` are the first two of the weight."""
+    if type(weight) is not type(x) or weight.dtype != x.dtype:
+        require_one_dtype(op, x=x, weight=weight)
+    own = axes.split(", ").index("filters")
+    if len(x.shape) != 4 or len(weight.shape) != 4 or x.shape[1] != weight.shape[1 - own]:
+        rule = f"x must be (batch, channels, height, width), weight ({axes}, height, width)"
+        raise wrong_shapes(op, rule, x=x, weight=weight)
+    if bias is not None:
+        require_one_dtype(op, x=x, bias=bias)
+        if bias.shape != weight.shape[own : own + 1]:
+            raise wrong_shapes(op, "bias must be (filters,)", weight=weight, bias=bias)
 
 
 def conv_transpose2d(
@@ -400,17 +404,8 @@ def conv_transpose2d(
     """
     op = "conv_transpose2d"
     own = float_version(x, op, _conv_transpose2d)
-    require_one_dtype(op, x=x, weight=weight)
+    _check_images(op, "channels, filters", x, weight, bias)
     image, filters = x.shape, weight.shape
-    if len(image) != 4 or len(filters) != 4 or image[1] != filters[0]:
-        rule = (
-            "x must be (batch, channels, height, width), weight (channels, filters, height, width)"
-        )
-        raise wrong_shapes(op, rule, x=x, weight=weight)
-    if bias is not None:
-        require_one_dtype(op, x=x, bias=bias)
-        if bias.shape != filters[1:2]:
-            raise wrong_shapes(op, "bias must be (filters,)", weight=weight, bias=bias)
     steps, cut = pair_of(op, "stride", stride, 1), pair_of(op, "padding", padding, 0)
     more = pair_of(op, "output_padding", output_padding, 0)
     if more[0] >= steps[0] or more[1] >= steps[1]:
