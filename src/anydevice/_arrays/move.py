@@ -287,20 +287,15 @@ def destination_of(device: Device | str) -> Destination:
     return destination
 
 
-class _Move:
+class _Move(Record):
     """One call of `to_device`: its target and options, and the leaves that errors name."""
 
-    def __init__(
-        self,
-        target: Destination,
-        convert: bool,
-        copy: bool,
-        narrow: bool,
-        dtype: DType | None,
-        leaves: Leaves | None,
-    ) -> None:
-        self.target, self.leaves = target, leaves
-        self.convert, self.copy, self.narrow, self.dtype = convert, copy, narrow, dtype
+    target: Destination
+    convert: bool
+    copy: bool
+    narrow: bool
+    dtype: DType | None
+    leaves: Leaves | None
 
     def all(self, values: Sequence[Array]) -> list[Array]:
         """Return the arrays on the target, in their order."""
