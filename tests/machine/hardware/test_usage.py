@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from anydevice._core.finding import Facts
 from anydevice._machine.hardware import linux
 from anydevice._machine.hardware.cpu import usage as readings_cpu
-from anydevice._machine.hardware.cpu.usage import Meter, ProcessMeter
+from anydevice._machine.hardware.cpu.usage import Meter
 from anydevice._machine.hardware.linux import name_of, own_memory
 from anydevice._machine.hardware.readers import DeviceProcess, Readings, processes, readings
 from anydevice._machine.hardware.rocm import reader as rocm
@@ -224,33 +226,25 @@ def test_a_machine_with_thermal_zones(tmp_path: Path, kind: str, degrees: float 
     assert read().temperature == degrees
 
 
-def stat(pid: int, ticks: int, started: int = 5) -> str:
-    fields = ["S", *["0"] * 10, str(ticks), "0", *["0"] * 6, str(started), "0"]
-    return f"{pid} (a ) name) {' '.join(fields)}"
-
-
-def test_the_largest_processes_of_a_server(server: Path, clock: Clock) -> None:
-    write_file(server, "sys/devices/system/cpu/online", "0-3")
-    page, tick = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
-    for pid, pages in ((10, 5), (11, 500), (12, 0)):
-        write_file(server, f"proc/{pid}/statm", f"9999 {pages} 1 1 0 1 0")
-        write_file(server, f"proc/{pid}/comm", f"worker{pid}")
-        write_file(server, f"proc/{pid}/stat", stat(pid, 100))
-    write_file(server, "proc/13/statm", "9999 3 1 1 0 1 0")  # gone before it was named
-    meter = ProcessMeter(server)
-    assert meter.read() == (
-        DeviceProcess(11, "worker11", 500 * page),
-        DeviceProcess(10, "worker10", 5 * page),
-        DeviceProcess(13, "pid 13", 3 * page),
-    )
-    clock.now += 1.0
-    write_file(server, "proc/11/stat", stat(11, 100 + 2 * tick))  # two of four processors
-    write_file(server, "proc/10/stat", stat(10, 900, started=6))  # another of the same number
-    assert [process.load for process in meter.read()] == [0.5, None, None]
-
-
-def test_a_machine_without_processes(tmp_path: Path) -> None:
-    assert ProcessMeter(tmp_path).read() == ()
+def test_the_load_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readings_cpu, "_MOST", 10**6)
+    busy = "print(flush=True)\nwhile True: pass"
+    command = [sys.executable, "-c", busy]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            first = processes("cpu", 0, Facts("x"))
+            time.sleep(0.2)
+            second = processes("cpu", 0, Facts("x"))
+        finally:
+            child.kill()
+    (new,) = [process for process in first if process.pid == child.pid]
+    (known,) = [process for process in second if process.pid == child.pid]
+    assert new.load is None
+    assert known.load is not None
+    assert 0 < known.load <= 1
+    assert known.name == linux.command_name(command)
 
 
 @on_linux
@@ -269,15 +263,12 @@ def test_this_machine() -> None:
 def test_where_there_is_no_proc(system: str) -> None:
     read = readings_cpu.readings(0, Facts("x"), system=system)
     assert 0 <= read.load <= 1
-    found = readings_cpu.processes(0, Facts("x"), system=system)
-    assert found
-    assert all(process.name and process.memory is not None for process in found)
 
 
 def test_without_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert readings_cpu.readings(0, Facts("x"), system="win32") == Readings()
-    assert readings_cpu.processes(0, Facts("x"), system="win32") == ()
+    assert readings_cpu.processes(0, Facts("x")) == ()
     assert name_of(os.getpid(), system="win32") == f"pid {os.getpid()}"
     assert own_memory(system="win32") == (None, None)
 
