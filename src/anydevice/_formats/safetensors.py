@@ -208,9 +208,7 @@ def _parse_object(raw: bytearray) -> dict[str, Any]:
         parsed = _object(decoder.decode(text))
     except json.JSONDecodeError as error:
         raise ValueError(str(error)) from None  # the original error would keep the text alive
-    # ASCII without escapes has no surrogates, whose search takes longest.
-    plain = text.isascii() and "\\u" not in text
-    if keys != (_count_keys(parsed) if plain else _check_strings(parsed)):
+    if keys != _check_strings(parsed):
         # A hook in the first pass would need a list of all pairs beside each dict.
         if len(text) <= _NAMED_DUPLICATES:
             json.loads(text, object_pairs_hook=_unique)
@@ -227,20 +225,6 @@ def _check_size(text: bytearray) -> int:
         raise ValueError(f"more than {most} lists and objects in {len(text)} bytes")
     if keys > most_keys:
         raise ValueError(f"more than {most_keys} keys in {len(text)} bytes")
-    return keys
-
-
-def _count_keys(tree: Any) -> int:
-    keys, waiting = 0, [tree]
-    while waiting:
-        value = waiting.pop()
-        if type(value) is dict:
-            keys += len(value)
-            value = value.values()
-        for inner in value:
-            kind = type(inner)
-            if kind is dict or kind is list:
-                waiting.append(inner)
     return keys
 
 
