@@ -33,8 +33,8 @@ def leaves(tree: object) -> list[Any]:
     return gathered
 
 
-def leaf_paths(tree: object, path: str = "") -> list[str]:
-    return _labels(tree, path, "[{!r}]")
+def leaf_paths(tree: object) -> list[str]:
+    return _labels(tree, "", "[{!r}]")
 
 
 def leaf_names(tree: object, name: str = "") -> list[str]:

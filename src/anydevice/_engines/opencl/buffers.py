@@ -204,11 +204,6 @@ def offset_of(x: Array) -> int:
     return int(x.offset // x.dtype.itemsize)
 
 
-def events_of(*arrays: Array) -> list[Array] | None:
-    """Return the events on other queues to wait for before arrays are read; `None` for none."""
-    return [event for x in arrays if x.events for event in x.events] or None
-
-
 def may_be_written(x: Array) -> bool:
     """Whether the array is in C order and not known to share its memory with a view."""
     return not x.offset and is_plain(x) and not hasattr(x, _SHARED)

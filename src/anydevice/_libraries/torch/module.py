@@ -268,10 +268,8 @@ def changed_scope(change: base.Change) -> Iterator[None]:
 def allows_tf32(*, convolutions: bool) -> bool:
     """Whether PyTorch's settings allow TF32 for matrix products, or for `convolutions`."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    if hasattr(cudnn, "conv"):  # the older settings cannot be read once the newer ones are set
-        parts = (matmul, cudnn.conv, cudnn.rnn) if convolutions else (matmul,)
-        return any(part.fp32_precision == "tf32" for part in parts)
-    return bool(matmul.allow_tf32 or (convolutions and cudnn.allow_tf32))
+    parts = (matmul, cudnn.conv, cudnn.rnn) if convolutions else (matmul,)
+    return any(part.fp32_precision == "tf32" for part in parts)
 
 
 def _wide_array(x: torch.Tensor) -> HostArray:

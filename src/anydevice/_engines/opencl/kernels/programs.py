@@ -87,7 +87,8 @@ class Kernel:
         # A driver need not notice: NVIDIA's waits for ever for memory of another context.
         if any(x.context != self._context for x in reads):
             raise ValueError("the arrays that a kernel reads are on several devices")
-        size, events = self.group, buffers.events_of(*reads)
+        size = self.group
+        events = [event for x in reads for event in x.events or ()] or None  # of other queues
         with self._lock.native:
             if not self._has_types:
                 self._kernel.set_scalar_arg_dtypes([self._type_of(x) for x in arguments])

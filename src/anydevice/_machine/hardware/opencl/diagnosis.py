@@ -293,8 +293,6 @@ def _no_platform(loader: Loader, machine: OpenCLMachine) -> BackendScan:
     return _stopped_scan("driver_missing", text, fix, present=present)
 
 
-INTEL = 0x8086
-
 GIVE_A_LOADER = "pip install pyopencl"
 """Installs a loader: pyopencl's wheels have one inside."""
 

@@ -104,8 +104,9 @@ def _devices(
         details: dict[str, Detail] = {**memory.details}
         if override is not None:
             details["architecture_override"] = override
+        product = name or also.get("name") or facts.PRODUCTS.get(gpu.device_id)
         known = Facts(
-            name=name or also.get("name") or facts.last_resort_name(gpu),
+            name=product or f"AMD {gpu.architecture or 'unknown'} GPU",
             uuid=gpu.uuid,
             pci_address=gpu.pci_address,
             memory_kind=memory.kind,
