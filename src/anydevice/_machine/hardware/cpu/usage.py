@@ -35,9 +35,9 @@ def readings(
     """Return the readings of all processors of this machine together."""
     free = free_memory(index, facts, root=root, system=system)
     if not system.startswith("linux"):
-        psutil = linux.psutil()
-        percent = psutil.cpu_percent(interval=_SHORT) if psutil else None
-        return Readings(load=None if percent is None else percent / 100, free_memory=free)
+        import psutil
+
+        return Readings(load=psutil.cpu_percent(interval=_SHORT) / 100, free_memory=free)
     load, power = (meter or _meter).read()
     limits = [linux.scaled(p / "constraint_0_power_limit_uw", 1e6) for p in _packages(root)]
     known = [limit for limit in limits if limit]
@@ -59,11 +59,10 @@ _known_processes: set[Any] = set()
 
 def processes(index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
     """Return the processes with the most memory, and their share of all processors since then."""
+    import psutil
+
     global _known_processes
     del index, facts
-    psutil = linux.psutil()
-    if psutil is None:
-        return ()
     infos = [(x, x.info["memory_info"]) for x in psutil.process_iter(["memory_info"])]
     sizes = {process: info.rss for process, info in infos if info is not None and info.rss}
     largest = sorted(sizes, key=lambda process: -sizes[process])[:_MOST]
