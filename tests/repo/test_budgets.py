@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "anydevice"
 
 BUDGETS = {
-    "_arrays": 3_655,  # peaks of processes and of meters; quantized weights are moved
+    "_arrays": 3_660,  # peaks of processes and of meters; quantized weights are moved
     "_bench": 1_545,
     "_check": 6_375,  # the standard's ops; cases of quantized weights; calls in other orders
     "_compile": 2_205,  # calls may change nothing else; inputs in other forms

@@ -287,15 +287,20 @@ def destination_of(device: Device | str) -> Destination:
     return destination
 
 
-class _Move(Record):
+class _Move:
     """One call of `to_device`: its target and options, and the leaves that errors name."""
 
-    target: Destination
-    convert: bool
-    copy: bool
-    narrow: bool
-    dtype: DType | None
-    leaves: Leaves | None
+    def __init__(
+        self,
+        target: Destination,
+        convert: bool,
+        copy: bool,
+        narrow: bool,
+        dtype: DType | None,
+        leaves: Leaves | None,
+    ) -> None:
+        self.target, self.leaves = target, leaves
+        self.convert, self.copy, self.narrow, self.dtype = convert, copy, narrow, dtype
 
     def all(self, values: Sequence[Array]) -> list[Array]:
         """Return the arrays on the target, in their order."""
