@@ -240,7 +240,7 @@ class Dialogue:
                 for piece in pieces:
                     stopping.later()
                     self._output.write(piece)
-                    if stopping.asked:
+                    if stopping.count:
                         break
             except KeyboardInterrupt:
                 pass  # stopped as well
@@ -331,24 +331,24 @@ def _message(role: str, content: str) -> dict[str, str]:
 
 
 class _Stopping:
-    """Counts Ctrl-C in `asked`; it raises at once only where it may."""
+    """Counts Ctrl-C in `count`; it raises at once only where it may."""
 
-    asked = 0
+    count = 0
     _raises = False
 
     def at_once(self) -> None:
         """Raise from here on, and now if Ctrl-C has come before."""
         self._raises = True
-        if self.asked:
+        if self.count:
             raise KeyboardInterrupt
 
     def later(self) -> None:
-        """Count in `asked` from now on, instead of raising."""
+        """Count in `count` from now on, instead of raising."""
         self._raises = False
 
     def handle(self, number: int, _: object) -> None:
-        self.asked += 1
-        if self._raises or self.asked > 1:
+        self.count += 1
+        if self._raises or self.count > 1:
             raise KeyboardInterrupt
 
 
