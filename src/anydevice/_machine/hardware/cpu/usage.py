@@ -54,7 +54,7 @@ def readings(
 
 
 _known_processes: set[Any] = set()
-"""Those of the last question, since which psutil counts their load."""
+"""Processes of the last question, since which psutil counts their load."""
 
 
 def processes(index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
