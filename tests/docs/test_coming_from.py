@@ -15,6 +15,7 @@ import pytest
 
 from tests.docs.sessions import Sessions
 from tests.docs.test_examples import skip_if_left_out, stories260k
+from tests.eight_devices import EIGHT
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/coming-from.md").read_text("utf-8")
@@ -93,11 +94,10 @@ def test_a_section_s_examples_run(section: str, tmp_path: Path, sessions: Sessio
     else:
         (work / "stories260K").symlink_to(stories260k())
     ours = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
-    flags = "--xla_force_host_platform_device_count=8"
     code, printed, errors = sessions.run(
         [(f"example {number}", 0, source) for number, (source, _) in enumerate(blocks, 1)],
         cwd=work,
-        env={**ours, "ANYDEVICE_HOME": str(home), "ANYDEVICE_SEED": "1", "XLA_FLAGS": flags},
+        env={**ours, **EIGHT, "ANYDEVICE_HOME": str(home), "ANYDEVICE_SEED": "1"},
     )
     assert code == 0, errors
     for (source, shown), said in zip(blocks, printed, strict=True):

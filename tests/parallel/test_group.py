@@ -174,9 +174,9 @@ def test_a_user_who_takes_a_rank_ends_the_group_and_is_named(engine: str, tmp_pa
 @as_root
 @pytest.mark.parametrize("program", [WRITE, LITTER], ids=["bytes", "litter"])
 def test_a_user_who_writes_to_the_store_ends_the_group(
-    engine: str, program: str, tmp_path: Path
+    quick_engine: str, program: str, tmp_path: Path
 ) -> None:
-    variables = ranks(engine, 2, tmp_path, limit=10)
+    variables = ranks(quick_engine, 2, tmp_path, limit=10)
     processes = [start(WORK, **variables(rank)) for rank in range(2)]
     for process in processes:
         wait_for("joined", process)
@@ -364,7 +364,6 @@ def test_a_silent_process_is_named_by_all_and_ends_them(quick_engine: str, tmp_p
     assert told.strip().splitlines()[-1].startswith("anydevice.errors.AnyDeviceError: rank 1 of 3")
 
 
-def test_a_process_that_compiles_is_not_silent(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    done = train(COMPILE, "torch", tmp_path)
+def test_a_process_that_compiles_is_not_silent(quick_engine: str, tmp_path: Path) -> None:
+    done = train(COMPILE, quick_engine, tmp_path)
     assert done.returncode == 0, done.stderr
