@@ -90,18 +90,15 @@ def engines(*long: str) -> list[Any]:
     return [pytest.param(each, marks=soak if each in long else ()) for each in every]
 
 
-@pytest.fixture(params=engines("jax", "mlx"))
-def engine(request: pytest.FixtureRequest) -> str:
+def installed(request: pytest.FixtureRequest) -> str:
     """Return an engine that is installed."""
     pytest.importorskip(request.param)
     return str(request.param)
 
 
-@pytest.fixture(params=engines("torch", "jax"))
-def quick_engine(request: pytest.FixtureRequest) -> str:
-    """Return one, of which `make test` takes the quickest to import: what is tested is ours."""
-    pytest.importorskip(request.param)
-    return str(request.param)
+engine = pytest.fixture(installed, params=engines("jax", "mlx"))
+quick_engine = pytest.fixture(installed, params=engines("torch", "jax"))
+"""One, of which `make test` takes the quickest to import: what is tested is ours."""
 
 
 JOIN = """
