@@ -168,7 +168,7 @@ def pytest_runtest_teardown() -> None:
     global _resident_limit
     if _resident_bytes() > _resident_limit:
         _free_compiled_programs()
-        _resident_limit = max(_resident_limit, 1.2 * _resident_bytes())
+        _resident_limit = max(_resident_limit, 1.15 * _resident_bytes())
     if _collecting["slow"]:  # what earlier tests left is no longer searched
         gc.collect()
         gc.freeze()

@@ -94,9 +94,7 @@ def apart(one: list[float], other: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.fixture(
-    params=["mlx", *(pytest.param(e, marks=pytest.mark.soak) for e in ("torch", "jax"))]
-)
+@pytest.fixture(params=["torch", pytest.param("jax", marks=pytest.mark.soak)])
 def engine(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     pytest.importorskip(name)

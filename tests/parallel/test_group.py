@@ -345,13 +345,15 @@ class Late(nn.Callback):
 nn.train(model, nn.Batches(X, X, size=3), nn.SGD(0.1), "mean_squared_error", epochs=2, devices=mesh,
          callbacks=Late(), progress=False, optimize="none" if "torch" in sys.modules else "default")
 """
-COMPILE = "subprocess.run([sys.executable, '-c', 'import time\\nwhile time.process_time() < 5: 1'])"
+COMPILE = (
+    "subprocess.run([sys.executable, '-c', 'import time\\nwhile time.process_time() < 3.6: 1'])"
+)
 
 
-def train(late: str, engine: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def train(late: str, engine: str, folder: Path, limit: str = "4") -> Any:
     (folder / "train.py").write_text(STEPS.replace("LATE", late).replace("ENGINE", engine))
     words = ("-m", "anydevice", "launch", "-n", "3", "--engine", engine, "train.py")
-    env = {"ANYDEVICE_WAIT_LIMIT": "4", "OMP_NUM_THREADS": "1"}
+    env = {"ANYDEVICE_WAIT_LIMIT": limit, "OMP_NUM_THREADS": "1"}
     return run_python(*words, cwd=folder, env=env, limit=120)
 
 
@@ -361,6 +363,7 @@ def test_a_silent_process_is_named_by_all_and_ends_them(quick_engine: str, tmp_p
     assert told.strip().splitlines()[-1].startswith("anydevice.errors.AnyDeviceError: rank 1 of 3")
 
 
-def test_a_process_that_compiles_is_not_silent(quick_engine: str, tmp_path: Path) -> None:
-    done = train(COMPILE, quick_engine, tmp_path)
+def test_a_process_that_compiles_is_not_silent(tmp_path: Path) -> None:
+    pytest.importorskip("torch")  # MLX computes while it waits
+    done = train(COMPILE, "torch", tmp_path, "3")
     assert done.returncode == 0, done.stderr
