@@ -8,6 +8,7 @@ short prompt, calls of single ops would take longer on the host than the work on
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812, as everyone calls it
@@ -28,6 +29,7 @@ from anydevice._engines.torch.triton.decode_attention import (
 from anydevice._engines.torch.triton.decode_products import MOST_ROWS
 from anydevice._engines.torch.triton.decoder_layer import LayerWeights, decoder_layer
 from anydevice._engines.torch.triton.launch import start
+from anydevice._engines.torch.triton.quantized import dequantized
 from anydevice._engines.torch.triton.rope import sine_and_cosine
 from anydevice._engines.torch.triton.rows import rmsnorm, swiglu
 
@@ -61,17 +63,17 @@ def prompt_layer(
     if only is not None:
         query_width = config.heads * config.size
         bias = None if weights.qkv_bias is None else weights.qkv_bias[query_width:]
-        y = F.linear(y, weights.qkv[query_width:], bias)
+        y = F.linear(y, _matrix(weights.qkv, x.dtype)[query_width:], bias)
         rotate(y, positions, keys, values, replace(config, heads=0), rotation, norms)
         token = x[torch.arange(rows, device=x.device), only][:, None]
         return decoder_layer(token, positions + only, keys, values, weights, config, rotation)
-    y = F.linear(y, weights.qkv, weights.qkv_bias)
+    y = F.linear(y, _matrix(weights.qkv, x.dtype), weights.qkv_bias)
     queries, k, v = rotate(y, positions, keys, values, config, rotation, norms)
     y = attend(queries, k, v, config.scale)
     y = y.transpose(1, 2).reshape(rows * tokens, config.heads * config.size)
     stream = x.view(rows * tokens, hidden)
     _add_product(stream, y, weights.output, weights.output_bias, config.factor)
-    y = F.linear(rmsnorm(stream, weights.mlp_norm, config.eps), weights.gate_up)
+    y = F.linear(rmsnorm(stream, weights.mlp_norm, config.eps), _matrix(weights.gate_up, x.dtype))
     gate, up = y.chunk(2, 1)
     _add_product(stream, swiglu(gate, up), weights.down, None, config.factor)
     return x
@@ -94,10 +96,15 @@ def _prefers_cudnn(device: torch.device) -> bool:
     return order[:1] == (SDPBackend.CUDNN_ATTENTION,) and torch.backends.cudnn.is_available()
 
 
+def _matrix(weight: Any, dtype: torch.dtype) -> Tensor:
+    return weight if isinstance(weight, Tensor) else dequantized(weight, dtype)[0]
+
+
 def _add_product(
-    stream: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, factor: float
+    stream: Tensor, x: Tensor, weight: Any, bias: Tensor | None, factor: float
 ) -> None:
     """Add to the residual stream, rounding once where there is no bias."""
+    weight = _matrix(weight, x.dtype)
     if bias is None:
         stream.addmm_(x, weight.t(), alpha=factor)
     else:

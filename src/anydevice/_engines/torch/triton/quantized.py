@@ -1,0 +1,643 @@
+"""Products with quantized weights: codes are unpacked in registers, as fast as they are read.
+
+One row may be rounded to int8 in blocks of 32 numbers and multiplied with codes four at a time
+(dp4a), as with llama.cpp's Q8_1. Several rows, and one that stays exact, meet tiles of weights that
+are dequantized to the dtype of `x`. What stands around a product is as in `decode_products`.
+
+A byte has neighbouring columns, so `x` is first put in the order in which they are unpacked: even
+columns before odd ones, for codes of fewer than 8 bits.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from anydevice._core.quantized import QuantizedWeight
+from anydevice._core.record import replace
+from anydevice._engines.torch.triton.decode_products import (
+    ProductTile,
+    ProductTiles,
+    _silu,
+    begin,
+    end,
+    padded_rows,
+    wait,
+)
+from anydevice._engines.torch.triton.launch import counters, overlapping, start
+
+# mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
+
+Weights = QuantizedWeight | tuple[QuantizedWeight, ...]
+
+GROUP = 32
+"""Numbers of `x` that share a scale."""
+PART = 2048
+"""Numbers of a row that one program puts in order, if the row has no norm."""
+
+TILES: ProductTiles = {
+    ("4 bits", 1): ProductTile(4, 2048, 4),
+    ("8 bits", 1): ProductTile(4, 2048, 8),
+    ("4 bits", 16): ProductTile(64, 128, 4, stages=3, splits=2),
+    ("8 bits", 16): ProductTile(64, 128, 4, stages=3, splits=2),
+    ("4 bits", 32): ProductTile(64, 128, 4, stages=3, splits=2),
+    ("8 bits", 32): ProductTile(64, 128, 4, stages=3, splits=2),
+    ("4 bits", 64): ProductTile(64, 128, 4, stages=3, splits=2),
+    ("8 bits", 64): ProductTile(64, 128, 4, stages=3, splits=2),
+}
+"""Tiles by bits and padded rows; by product and bits where another is faster."""
+
+UNPACKED = ProductTile(64, 256, 4)
+"""The rows and columns of a program that dequantizes, and its warps."""
+
+
+@cache
+def _is_float8(table: tuple[float, ...]) -> bool:
+    """Whether a table has the numbers of float8 e4m3."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    own = torch.tensor(table)
+    return len(own) == len(numbers) and own.allclose(numbers, rtol=0, atol=0, equal_nan=True)
+
+
+@cache
+def _converts_float8(device: torch.device) -> bool:
+    return _has_dp4a(device) and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@cache
+def _table(table: tuple[float, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(table, dtype=torch.float32, device=device)
+
+
+def serves(weight: Any, gated: bool = False) -> bool:
+    """Whether the kernels take a weight: matrices of whole groups in contiguous arrays."""
+    if isinstance(weight, tuple):
+        return not gated and all(map(serves, weight))
+    if not isinstance(weight, QuantizedWeight) or weight.ndim != 2 or not weight.shape[0]:
+        return False
+    columns, block = weight.shape[1], weight.block
+    arrays: dict[str, Any] = dict(weight.arrays)
+    return (
+        columns % GROUP == 0
+        and (block == GROUP // 2 or block % GROUP == 0)
+        and (block & (block - 1) == 0 or block == columns)
+        and {name: tuple(array.shape) for name, array in arrays.items()}
+        == {name: shape for name, shape in weight.array_shapes().items() if name in arrays}
+        and all(x.is_contiguous() and x.data_ptr() % 4 == 0 for x in arrays.values())
+        and all(x.storage_offset() % 4 == 0 for x in arrays.values())
+    )
+
+
+def _bits(weight: QuantizedWeight) -> str:
+    return "8 bits" if weight.low_bits == 8 else "4 bits"
+
+
+def tile_of(
+    kind: str, rows: int, weight: QuantizedWeight, tiles: ProductTiles | None, in_order: bool
+) -> ProductTile:
+    """Return the tile of a product with some rows, fitted to the weight."""
+    bits, inputs, known = _bits(weight), weight.shape[1], tiles or TILES
+    tile = known.get((f"{kind}, {bits}", rows)) or known[bits, rows]
+    if in_order and tile.release == "first":
+        tile = replace(tile, release="waited")
+    some = _whole_blocks(weight, tile.inputs)
+    splits = 1 if rows == 1 else max(1, min(tile.splits, inputs // some))
+    return replace(tile, inputs=some, splits=splits)
+
+
+class Arranged:
+    """Some rows in the order of unpacked columns, in their dtype or as int8 with scales."""
+
+    def __init__(
+        self, x: Tensor, norm: Tensor | None, eps: float, planes: int, rounded: bool
+    ) -> None:
+        rows, inputs = x.shape
+        self.planes, self.scales, self.sums = planes, x, x
+        if planes == 1 and norm is None and not rounded:
+            self.x = x
+            return
+        self.x = torch.empty_like(x, dtype=torch.int8 if rounded else x.dtype)
+        if rounded:
+            self.scales = x.new_empty((rows, inputs // GROUP), dtype=torch.float32)
+            self.sums = x.new_empty((rows, 2 * inputs // GROUP), dtype=torch.float32)
+        block = triton.next_power_of_2(inputs if norm is not None else min(inputs, PART))
+        start(
+            _arrange, (rows, triton.cdiv(inputs, block)), x.device,
+            x, norm, self.x, self.scales, self.sums, inputs, eps,
+            planes=planes, rounded=rounded, block=block,
+            num_warps=min(16, max(1, block // 256)), **overlapping(x.device),
+        )  # fmt: skip
+
+
+def product(
+    kind: str,
+    x: Tensor,
+    weights: Weights,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    bias: Tensor | None = None,
+    gated: bool = False,
+    residual: Tensor | None = None,
+    factor: float = 1.0,
+    tiles: ProductTiles | None = None,
+    in_order: bool = False,
+    exact: bool = True,
+    terms: int = 1,
+) -> Tensor:
+    """Multiply as `decode_products.product` does; parts of a weight may have different schemes.
+
+    Unless `exact`, a single row is rounded to int8. Numbers of the weight are sums of `terms`
+    numbers in the dtype of x: 2 are nearly float32. A gated weight has one part.
+    """
+    parts = parts_of(weights)
+    rows, inputs = x.shape
+    outputs = sum(part.shape[0] for part in parts) // (2 if gated else 1)
+    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    arranged: dict[tuple[int, bool], Arranged] = {}
+    at = 0
+    for part in parts:
+        rounded = rows == 1 and not exact and part.table is None
+        key = 1 if part.low_bits == 8 else 2, rounded
+        if key not in arranged:
+            arranged[key] = Arranged(x, norm, eps, *key)
+        wide = part.shape[0] // (2 if gated else 1)
+        share = None if bias is None else bias[at : at + part.shape[0]]
+        _multiply(
+            tile_of(kind, 1 if rounded else max(16, padded_rows(rows)), part, tiles, in_order),
+            arranged[key], part, share, residual, out, at, wide, gated, factor, rounded, terms,
+        )  # fmt: skip
+        at += wide
+    return out
+
+
+def _multiply(
+    tile: ProductTile, x: Arranged, weight: QuantizedWeight, bias: Tensor | None,
+    residual: Tensor | None, out: Tensor, at: int, outputs: int, gated: bool, factor: float,
+    rounded: bool, terms: int,
+) -> None:  # fmt: skip
+    """Write the columns of the result from `at` on."""
+    rows, width = out.shape
+    inputs, sides, device = weight.shape[1], 2 if gated else 1, out.device
+    programs = triton.cdiv(outputs, tile.outputs)
+    step = tile.inputs * tile.splits
+    shared = {
+        "inputs": inputs, "bits": weight.bits, "low": weight.low_bits, "block": weight.block,
+        "zero": weight.zero, "sides": sides, "block_outputs": tile.outputs, "some": tile.inputs,
+        "even": inputs % step == 0 and outputs % tile.outputs == 0, "release": tile.release,
+        "num_warps": tile.warps, **overlapping(device),
+    }  # fmt: skip
+    # All else reads and writes the row of a matrix that begins at this column.
+    out = out[:, at:] if at else out
+    residual = residual[:, at:] if residual is not None and at else residual
+    if rounded:
+        start(
+            _one_row, (programs,), device,
+            x.x.view(torch.int32), x.scales, x.sums, *_words(weight), bias, residual, out,
+            outputs, factor, dp4a=_has_dp4a(device), **shared,
+        )  # fmt: skip
+        return
+    padded = max(16, padded_rows(rows))
+    partial = counts = None
+    if tile.splits > 1:
+        counts = counters(device, programs)
+        shape = (tile.splits, programs * tile.outputs * sides, padded)
+        partial = out.new_empty(shape, dtype=torch.float32)
+    start(
+        _some_rows, (programs, tile.splits), device,
+        x.x, *_bytes(weight), bias, residual, out, partial, counts, rows, outputs, width, factor,
+        planes=x.planes, terms=terms, float8=_as_float8(weight), block_rows=padded, splits=tile.splits, stages=tile.stages, **shared,
+    )  # fmt: skip
+
+
+@cache
+def _has_dp4a(device: torch.device) -> bool:
+    return device.type == "cuda" and not torch.version.hip
+
+
+def _words(weight: QuantizedWeight) -> tuple[Any, ...]:
+    """Return the arrays of a weight, with the codes of 8 columns in one element."""
+    arrays: Any = weight
+    codes = arrays.codes.view(torch.int16 if weight.low_bits == 2 else torch.int32)
+    high = arrays.high
+    if high is not None and weight.bits - weight.low_bits == 2:
+        high = high.view(torch.int16)
+    return (codes, high, *_scales(weight))
+
+
+def _bytes(weight: QuantizedWeight) -> tuple[Any, ...]:
+    """Return the arrays of a weight as they are, with the table of its levels if it has one."""
+    codes: Any = weight.codes
+    levels = None
+    if weight.table is not None and not _as_float8(weight):
+        levels = _table(weight.table, codes.device)
+    return (codes, weight.high, *_scales(weight), levels)
+
+
+def _as_float8(weight: QuantizedWeight) -> bool:
+    codes: Any = weight.codes
+    return weight.table is not None and _converts_float8(codes.device) and _is_float8(weight.table)
+
+
+def _scales(weight: QuantizedWeight) -> tuple[Any, ...]:
+    return weight.scales, weight.minimums, weight.super_scales, weight.super_minimums
+
+
+def dequantized(weights: Weights, dtype: torch.dtype, terms: int = 1) -> list[Tensor]:
+    """Return the numbers of a matrix as the sum of some terms, each rounded to a dtype."""
+    parts = parts_of(weights)
+    first: Any = parts[0].codes
+    count, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    out = [torch.empty((count, inputs), dtype=dtype, device=first.device) for _ in range(terms)]
+    at = 0
+    for part in parts:
+        columns = _whole_blocks(part, UNPACKED.inputs)
+        start(
+            _unpack,
+            (triton.cdiv(part.shape[0], UNPACKED.outputs), triton.cdiv(inputs, columns)),
+            first.device,
+            *_bytes(part), out[0][at:], out[1][at:] if terms > 1 else None, part.shape[0],
+            inputs=inputs, bits=part.bits, low=part.low_bits, block=part.block, zero=part.zero,
+            float8=_as_float8(part), block_rows=UNPACKED.outputs, some=columns,
+            num_warps=UNPACKED.warps,
+        )  # fmt: skip
+        at += part.shape[0]
+    return out
+
+
+def parts_of(weights: Weights) -> tuple[QuantizedWeight, ...]:
+    """Return the parts of a weight, which may have different schemes."""
+    return weights if isinstance(weights, tuple) else (weights,)
+
+
+def _whole_blocks(weight: QuantizedWeight, columns: int) -> int:
+    """Return a number of columns, at most as many as given, that does not cut blocks unequally."""
+    inputs, block = weight.shape[1], weight.block
+    columns = max(2 * GROUP, min(columns, triton.next_power_of_2(inputs)))
+    return columns if block == inputs or columns % block == 0 or block % columns == 0 else block
+
+
+# Grid (rows, inputs / block): norm a row, round it if asked, and write column c of n planes to
+# place (c % n) · inputs / n + c // n.
+@triton.jit
+def _arrange(
+    x, norm, out, scales, sums, inputs, eps, planes: tl.constexpr, rounded: tl.constexpr,
+    block: tl.constexpr, overlap: tl.constexpr,
+):  # fmt: skip
+    begin(overlap, "first")
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    here = column < inputs
+    if norm is not None:
+        scale = tl.load(norm + column, here, 0).to(tl.float32)
+    wait(overlap, "first")
+    row = tl.program_id(0).to(tl.int64)
+    value = tl.load(x + row * inputs + column, here, 0).to(tl.float32)
+    if norm is not None:
+        value *= tl.rsqrt(tl.sum(value * value, 0) / inputs + eps) * scale
+    place = row * inputs + column % planes * (inputs // planes) + column // planes
+    if rounded:
+        value = tl.reshape(value, (block // 32, 32))
+        step = tl.max(tl.abs(value), 1) / 127.0
+        # A block of zeros has no step; one that is not finite has no codes, but a scale that is not.
+        inverse = tl.where(step > 0, 1.0 / step, 0.0)
+        code = tl.floor(value * inverse[:, None] + 0.5)
+        group = tl.program_id(1) * (block // 32) + tl.arange(0, block // 32)
+        tl.store(scales + row * (inputs // 32) + group, step, group * 32 < inputs)
+        half = tl.sum(tl.reshape(code, (block // 16, 16)), 1)
+        half *= tl.reshape(tl.broadcast_to(step[:, None], (block // 32, 2)), (block // 16,))
+        number = tl.program_id(1) * (block // 16) + tl.arange(0, block // 16)
+        tl.store(sums + row * (inputs // 16) + number, half, number * 16 < inputs)
+        tl.store(out + place, tl.reshape(code, (block,)).to(tl.int8), here)
+    else:
+        tl.store(out + place, value.to(out.dtype.element_ty), here)
+
+
+@triton.jit
+def _dot4(codes, x, sums, dp4a: tl.constexpr):
+    """Add the products of four unsigned and four signed bytes."""
+    if dp4a:
+        return tl.inline_asm_elementwise(
+            "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", [codes, x, sums], dtype=tl.int32,
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    for byte in tl.static_range(4):
+        sums += ((codes >> (8 * byte)) & 0xFF) * ((x << (24 - 8 * byte)) >> 24)
+    return sums
+
+
+@triton.jit
+def _spread(pairs):
+    """Move 2 bits from each half byte of 16 bits to a byte of their own."""
+    pairs = (pairs | (pairs << 8)) & 0x00330033
+    return (pairs | (pairs << 4)) & 0x03030303
+
+
+@triton.jit
+def _codes_of_eight(word, high, bits: tl.constexpr, low: tl.constexpr):
+    """Unpack 8 codes into bytes: the even columns, and the odd ones."""
+    if low == 4:
+        even = word & 0x0F0F0F0F
+        odd = (word >> 4) & 0x0F0F0F0F
+    else:
+        even = _spread(word.to(tl.int32) & 0x3333)
+        odd = _spread((word.to(tl.int32) >> 2) & 0x3333)
+    if bits - low == 1:
+        # A product with 1 + 2⁶ + 2¹² + 2¹⁸ moves bit 2k to bit 8k, and no carry gets there.
+        rest = high.to(tl.int32)
+        even |= ((rest & 0x55) * (0x41041 << low)) & (0x01010101 << low)
+        odd |= (((rest >> 1) & 0x55) * (0x41041 << low)) & (0x01010101 << low)
+    if bits - low == 2:
+        rest = high.to(tl.int32)
+        even |= _spread(rest & 0x3333) << low
+        odd |= _spread((rest >> 2) & 0x3333) << low
+    return even, odd
+
+
+@triton.jit
+def _read(pointer, spot, here, even: tl.constexpr):
+    """Load what is read once."""
+    if even:
+        value = tl.load(pointer + spot, eviction_policy="evict_first")
+    else:
+        value = tl.load(pointer + spot, here, 0, eviction_policy="evict_first")
+    return value
+
+
+@triton.jit
+def _block_scale(scales, supers, line, unit, here, inputs: tl.constexpr, block: tl.constexpr):
+    """Load scales or minimums of blocks as float32, times their super-scales."""
+    scale = tl.load(scales + line * (inputs // block) + unit, here, 0).to(tl.float32)
+    if supers is not None:
+        group = unit * block // 256
+        scale *= tl.load(supers + line * (inputs // 256) + group, here, 0).to(tl.float32)
+    return scale
+
+
+# Grid (outputs / block_outputs,): a product of one rounded row. Rows of a gated weight alternate
+# with those of its second half, so that both sums of an output are neighbours.
+@triton.jit
+def _one_row(
+    x, steps, sums, codes, high, scales, minimums, super_scales, super_minimums,
+    bias, residual, out, outputs, factor, dp4a: tl.constexpr,
+    inputs: tl.constexpr, bits: tl.constexpr, low: tl.constexpr, block: tl.constexpr,
+    zero: tl.constexpr, sides: tl.constexpr, block_outputs: tl.constexpr, some: tl.constexpr,
+    even: tl.constexpr, release: tl.constexpr, overlap: tl.constexpr,
+):  # fmt: skip
+    begin(overlap, release)
+    lines: tl.constexpr = block_outputs * sides
+    groups: tl.constexpr = inputs // 32
+    at_once: tl.constexpr = some // 32
+    words: tl.constexpr = 8 if low == 8 else 4
+    halves: tl.constexpr = 2 if block == 16 else 1
+    lane = tl.arange(0, lines)
+    output = tl.program_id(0) * block_outputs + lane // sides
+    known = output < outputs
+    line = (output + lane % sides * outputs).to(tl.int64)
+    group = tl.arange(0, at_once)
+    word = tl.arange(0, words)[None, None, :]
+    row = line[:, None, None] * (groups * words)
+    total = tl.zeros([lines, at_once], tl.float32)
+    spot = row + group[None, :, None] * words + word
+    here = known[:, None, None] & (group < groups)[None, :, None]
+    first_codes = _read(codes, spot, here, even)
+    if high is not None:
+        first_high = _read(high, spot, here, even)
+    wait(overlap, release)
+    for first in tl.static_range(0, groups, at_once):
+        now = first + group
+        here = known[:, None, None] & (now < groups)[None, :, None]
+        spot = row + now[None, :, None] * words + word
+        if first == 0:
+            value = first_codes
+        else:
+            value = _read(codes, spot, here, even)
+        rest = value
+        if high is not None:
+            if first == 0:
+                rest = first_high
+            else:
+                rest = _read(high, spot, here, even)
+        # With a pointer for each line, so that no element changes its thread.
+        place = x + (line * 0)[:, None, None] + now[None, :, None] * words + word
+        nothing = tl.zeros([lines, at_once, words], tl.int32)
+        if low == 8:
+            dots = _dot4(value, tl.load(place, here, 0), nothing, dp4a)
+        else:
+            left, right = _codes_of_eight(value, rest, bits, low)
+            dots = _dot4(left, tl.load(place, here, 0), nothing, dp4a)
+            dots = _dot4(right, tl.load(place + groups * words, here, 0), dots, dp4a)
+        step = tl.load(steps + now, now < groups, 0)[None, :]
+        here = known[:, None] & (now < groups)[None, :]
+        for half in tl.static_range(halves):
+            if halves == 2:
+                unit = now * 2 + half
+                dot = tl.sum(tl.where(word // (words // 2) == half, dots, 0), 2)
+                added = tl.load(sums + unit, now < groups, 0)[None, :]
+            else:
+                unit = now // (block // 32)
+                dot = tl.sum(dots, 2)
+                added = tl.load(sums + now * 2, now < groups, 0)[None, :]
+                added += tl.load(sums + now * 2 + 1, now < groups, 0)[None, :]
+            unit = (unit ^ tl.program_id(1))[None, :]  # which is 0: loads of one number a thread
+            scale = _block_scale(scales, super_scales, line[:, None], unit, here, inputs, block)
+            part = dot.to(tl.float32) * step
+            if zero > 0:
+                part -= zero * added
+            total += scale * part
+            if minimums is not None:
+                total += added * _block_scale(
+                    minimums, super_minimums, line[:, None], unit, here, inputs, block
+                )
+    end(overlap, release)
+    result = tl.sum(total, 1)
+    if bias is not None:
+        result += tl.load(bias + line, known, 0).to(tl.float32)
+    place = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
+    if sides == 2:
+        gate, up = tl.split(tl.reshape(result, (block_outputs, 2)))
+        result = _silu(gate) * up
+    if residual is not None:
+        result = tl.load(residual + place, place < outputs, 0).to(tl.float32) + factor * result
+    tl.store(out + place, result.to(out.dtype.element_ty), place < outputs)
+
+
+@triton.jit
+def _over_blocks(scale, lines: tl.constexpr, blocks: tl.constexpr, columns: tl.constexpr):
+    """Repeat the scale of each block for its columns."""
+    wide = tl.broadcast_to(scale[:, :, None], (lines, blocks, columns // blocks))
+    return tl.reshape(wide, (lines, columns))
+
+
+@triton.jit
+def _numbers(code, levels, zero: tl.constexpr):
+    if levels is not None:
+        number = tl.load(levels + code)
+    else:
+        number = code.to(tl.float32)
+        if zero > 0:
+            number -= zero
+    return number
+
+
+@triton.jit
+def _tile(
+    codes, high, scales, minimums, super_scales, super_minimums, levels, line, known, start, last,
+    inputs: tl.constexpr, bits: tl.constexpr, low: tl.constexpr, block: tl.constexpr,
+    zero: tl.constexpr, float8: tl.constexpr, lines: tl.constexpr, some: tl.constexpr,
+    even: tl.constexpr,
+):  # fmt: skip
+    """Dequantize `some` columns of a few lines: the even ones, and the odd ones.
+
+    With codes of 8 bits both are the same, and have all columns.
+    """
+    planes: tl.constexpr = 1 if low == 8 else 2
+    columns: tl.constexpr = some // planes
+    blocks: tl.constexpr = some // block if block <= some else 1
+    pair = start // planes + tl.arange(0, columns)
+    here = known[:, None] & (pair * planes < last)[None, :]
+    row = line[:, None]
+    unit = start // block + tl.arange(0, blocks)[None, :]
+    within = known[:, None] & (unit * block < last)
+    scale = _block_scale(scales, super_scales, row, unit, within, inputs, block)
+    scale = _over_blocks(scale, lines, blocks, columns)
+    if low == 8:
+        first = _read(codes, row * inputs + pair[None, :], here, even)
+        first = first.to(tl.float8e4nv, bitcast=True) if float8 else first.to(tl.int32)
+        second = first
+    else:
+        byte = pair if low == 4 else pair // 2
+        packed = _read(codes, row * (inputs * low // 8) + byte[None, :], here, even).to(tl.int32)
+        if low == 2:
+            packed = packed >> (4 * (pair % 2))[None, :]
+        first = packed & ((1 << low) - 1)
+        second = (packed >> low) & ((1 << low) - 1)
+        if high is not None:
+            more: tl.constexpr = bits - low
+            pairs: tl.constexpr = 4 // more
+            rest = row * (inputs * more // 8) + (pair // pairs)[None, :]
+            rest = tl.load(high + rest, here, 0).to(tl.int32) >> (pair % pairs * 2 * more)[None, :]
+            first |= (rest & ((1 << more) - 1)) << low
+            second |= ((rest >> more) & ((1 << more) - 1)) << low
+    left = _numbers(first, levels, zero) * scale
+    right = left
+    if low < 8:
+        right = _numbers(second, levels, zero) * scale
+    if minimums is not None:
+        added = _block_scale(minimums, super_minimums, row, unit, within, inputs, block)
+        added = _over_blocks(added, lines, blocks, columns)
+        left += added
+        right += added
+    return left, right
+
+
+@triton.jit
+def _add_product(sums, numbers, value, terms: tl.constexpr):
+    """Add the product of float32 numbers, rounded to the dtype of `value` in some terms."""
+    for term in tl.static_range(terms):
+        rounded = numbers.to(value.dtype)
+        sums = tl.dot(rounded, value, sums, input_precision="ieee")
+        numbers -= rounded.to(tl.float32)
+    return sums
+
+
+# Grid (outputs / block_outputs, splits): split-K. Lines of a gated weight alternate, as above.
+@triton.jit(do_not_specialize=["rows"])
+def _some_rows(
+    x, codes, high, scales, minimums, super_scales, super_minimums, levels,
+    bias, residual, out, partial, counts, rows, outputs, width, factor,
+    inputs: tl.constexpr, bits: tl.constexpr, low: tl.constexpr, block: tl.constexpr,
+    zero: tl.constexpr, sides: tl.constexpr, block_outputs: tl.constexpr, some: tl.constexpr,
+    float8: tl.constexpr, planes: tl.constexpr, terms: tl.constexpr, block_rows: tl.constexpr,
+    splits: tl.constexpr, stages: tl.constexpr, even: tl.constexpr, release: tl.constexpr, overlap: tl.constexpr,
+):  # fmt: skip
+    share: tl.constexpr = (inputs + splits * some - 1) // (splits * some) * some
+    lines: tl.constexpr = block_outputs * sides
+    begin(overlap, release)
+    split = tl.program_id(1)
+    last = tl.minimum(split * share + share, inputs)
+    lane = tl.arange(0, lines)
+    output = tl.program_id(0) * block_outputs + lane // sides
+    known = output < outputs
+    line = (output + lane % sides * outputs).to(tl.int64)
+    row = tl.arange(0, block_rows)
+    pair = tl.arange(0, some // planes)
+    wait(overlap, release)
+
+    sums = tl.zeros([lines, block_rows], tl.float32)
+    for step in tl.range(0, share, some, num_stages=stages):
+        first = split * share + step
+        left, right = _tile(
+            codes, high, scales, minimums, super_scales, super_minimums, levels, line, known,
+            first, last, inputs, bits, low, block, zero, float8, lines, some, even,
+        )  # fmt: skip
+        place = first // planes + pair
+        here = (place * planes < last)[:, None] & (row < rows)[None, :]
+        where = x + row[None, :] * inputs + place[:, None]
+        value = tl.load(where, here, 0, eviction_policy="evict_last")
+        sums = _add_product(sums, left, value, terms)
+        if planes == 2:
+            value = tl.load(where + inputs // 2, here, 0, eviction_policy="evict_last")
+            sums = _add_product(sums, right, value, terms)
+
+    end(overlap, release)
+    is_last = True
+    if splits > 1:
+        # Each split leaves its sums; the last one adds them all up, always in one order.
+        spot = (tl.program_id(0) * lines + lane)[:, None] * block_rows + row[None, :]
+        size = tl.num_programs(0) * lines * block_rows
+        tl.store(partial + split * size + spot, sums)
+        tl.debug_barrier()
+        count = counts + tl.program_id(0)
+        is_last = tl.atomic_add(count, 1, sem="acq_rel") == splits - 1
+        if is_last:
+            tl.store(count, 0)
+            sums = tl.zeros([lines, block_rows], tl.float32)
+            for index in tl.static_range(splits):
+                sums += tl.load(partial + index * size + spot, cache_modifier=".cg")
+
+    if is_last:
+        result = sums
+        if bias is not None:
+            result += tl.load(bias + line, known, 0).to(tl.float32)[:, None]
+        if sides == 2:
+            both = tl.reshape(result, (block_outputs, 2, block_rows))
+            gate, up = tl.split(tl.permute(both, (0, 2, 1)))
+            result = _silu(gate) * up
+        place = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
+        where = row[None, :] * width + place[:, None]
+        here = (place < outputs)[:, None] & (row < rows)[None, :]
+        if residual is not None:
+            result = tl.load(residual + where, here, 0).to(tl.float32) + factor * result
+        tl.store(out + where, result.to(out.dtype.element_ty), here)
+
+
+# Grid (count / block_rows, inputs / some): the numbers of a matrix, and what rounding left.
+@triton.jit(do_not_specialize=["count"])
+def _unpack(
+    codes, high, scales, minimums, super_scales, super_minimums, levels, out, rest, count,
+    inputs: tl.constexpr, bits: tl.constexpr, low: tl.constexpr, block: tl.constexpr,
+    zero: tl.constexpr, float8: tl.constexpr, block_rows: tl.constexpr, some: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    known = row < count
+    start = tl.program_id(1) * some
+    line = row.to(tl.int64)
+    left, right = _tile(
+        codes, high, scales, minimums, super_scales, super_minimums, levels, line, known, start,
+        inputs, inputs, bits, low, block, zero, float8, block_rows, some, False,
+    )  # fmt: skip
+    if low < 8:
+        left = tl.reshape(tl.join(left, right), (block_rows, some))
+    column = start + tl.arange(0, some)
+    here = known[:, None] & (column < inputs)[None, :]
+    place = line[:, None] * inputs + column[None, :]
+    rounded = left.to(out.dtype.element_ty)
+    tl.store(out + place, rounded, here)
+    if rest is not None:
+        tl.store(rest + place, (left - rounded.to(tl.float32)).to(out.dtype.element_ty), here)
