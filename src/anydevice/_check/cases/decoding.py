@@ -42,8 +42,8 @@ Array = np.ndarray[Any, Any]
 
 ROUNDINGS = 6.0
 """Error allowed in a fused layer: roundings to 16 bits of a usual element."""
-EIGHT_BITS = 2.0**17
-"""The units of a rounding to int8 in blocks, twice those of bfloat16."""
+EIGHT_BITS = 2.0**18
+"""The units of a rounding to int8 in blocks, four times those of bfloat16."""
 
 LLAMA3: Mapping[str, Any] = {
     "rope_type": "llama3",

@@ -26,7 +26,6 @@ from anydevice._engines.torch.triton.decode_products import (
     _silu,
     begin,
     end,
-    padded_rows,
     wait,
 )
 from anydevice._engines.torch.triton.launch import counters, overlapping, start
@@ -41,16 +40,19 @@ PART = 2048
 """Numbers of a row that one program puts in order, if the row has no norm."""
 
 TILES: ProductTiles = {
-    ("4 bits", 1): ProductTile(4, 2048, 4),
-    ("8 bits", 1): ProductTile(4, 2048, 8),
+    ("4 bits", 1): ProductTile(2, 1024, 1),
+    ("8 bits", 1): ProductTile(2, 2048, 4),
+    ("output, 4 bits", 1): ProductTile(4, 2048, 8),
+    ("gate_up, 8 bits", 1): ProductTile(1, 2048, 4),
+    ("qkv, 8 bits", 1): ProductTile(2, 1024, 1),
+    ("down, 8 bits", 1): ProductTile(2, 2048, 2),
+    ("head, 4 bits", 1): ProductTile(4, 1024, 2),
     ("4 bits", 16): ProductTile(64, 128, 4, stages=3, splits=2),
     ("8 bits", 16): ProductTile(64, 128, 4, stages=3, splits=2),
-    ("4 bits", 32): ProductTile(64, 128, 4, stages=3, splits=2),
-    ("8 bits", 32): ProductTile(64, 128, 4, stages=3, splits=2),
     ("4 bits", 64): ProductTile(64, 128, 4, stages=3, splits=2),
     ("8 bits", 64): ProductTile(64, 128, 4, stages=3, splits=2),
 }
-"""Tiles by bits and padded rows; by product and bits where another is faster."""
+"""Tiles by bits and padded rows; by product and bits where another is faster. For an H200."""
 
 UNPACKED = ProductTile(64, 256, 4)
 """The rows and columns of a program that dequantizes, and its warps."""
@@ -92,6 +94,11 @@ def serves(weight: Any, gated: bool = False) -> bool:
         and all(x.is_contiguous() and x.data_ptr() % 4 == 0 for x in arrays.values())
         and all(x.storage_offset() % 4 == 0 for x in arrays.values())
     )
+
+
+def _padded(rows: int) -> int:
+    """Return the rows of a tile of x: those that the matrix units of older or newer cards take."""
+    return 16 if rows <= 16 else 64
 
 
 def _bits(weight: QuantizedWeight) -> str:
@@ -170,7 +177,7 @@ def product(
         wide = part.shape[0] // (2 if gated else 1)
         share = None if bias is None else bias[at : at + part.shape[0]]
         _multiply(
-            tile_of(kind, 1 if rounded else max(16, padded_rows(rows)), part, tiles, in_order),
+            tile_of(kind, 1 if rounded else _padded(rows), part, tiles, in_order),
             arranged[key], part, share, residual, out, at, wide, gated, factor, rounded, terms,
         )  # fmt: skip
         at += wide
@@ -203,7 +210,7 @@ def _multiply(
             outputs, factor, dp4a=_has_dp4a(device), **shared,
         )  # fmt: skip
         return
-    padded = max(16, padded_rows(rows))
+    padded = _padded(rows)
     partial = counts = None
     if tile.splits > 1:
         counts = counters(device, programs)
@@ -212,8 +219,17 @@ def _multiply(
     start(
         _some_rows, (programs, tile.splits), device,
         x.x, *_bytes(weight), bias, residual, out, partial, counts, rows, outputs, width, factor,
-        planes=x.planes, terms=terms, float8=_as_float8(weight), block_rows=padded, splits=tile.splits, stages=tile.stages, **shared,
+        planes=x.planes, terms=terms, float8=_as_float8(weight), block_rows=padded,
+        assembly=_assembly_of(weight, out.dtype) if terms == 1 else None, splits=tile.splits, stages=tile.stages, **shared,
     )  # fmt: skip
+
+
+def _assembly_of(weight: QuantizedWeight, dtype: torch.dtype) -> Any:
+    """Return the assembly that dequantizes a weight on NVIDIA's cards, if there is one."""
+    codes: Any = weight.codes
+    if weight.low_bits != 4 or weight.table is not None or not _has_dp4a(codes.device):
+        return None
+    return _assembly(dtype, weight.zero, weight.high is not None)
 
 
 @cache
@@ -370,12 +386,25 @@ def _read(pointer, spot, here, even: tl.constexpr):
 
 
 @triton.jit
-def _block_scale(scales, supers, line, unit, here, inputs: tl.constexpr, block: tl.constexpr):
+def _read_often(pointer, here, even: tl.constexpr):
+    """Load what other programs load too."""
+    if even:
+        value = tl.load(pointer, eviction_policy="evict_last")
+    else:
+        value = tl.load(pointer, here, 0, eviction_policy="evict_last")
+    return value
+
+
+@triton.jit
+def _block_scale(
+    scales, supers, line, unit, here, inputs: tl.constexpr, block: tl.constexpr,
+    even: tl.constexpr,
+):  # fmt: skip
     """Load scales or minimums of blocks as float32, times their super-scales."""
-    scale = tl.load(scales + line * (inputs // block) + unit, here, 0).to(tl.float32)
+    scale = _read(scales, line * (inputs // block) + unit, here, even).to(tl.float32)
     if supers is not None:
         group = unit * block // 256
-        scale *= tl.load(supers + line * (inputs // 256) + group, here, 0).to(tl.float32)
+        scale *= _read(supers, line * (inputs // 256) + group, here, even).to(tl.float32)
     return scale
 
 
@@ -445,14 +474,16 @@ def _one_row(
                 added = tl.load(sums + now * 2, now < groups, 0)[None, :]
                 added += tl.load(sums + now * 2 + 1, now < groups, 0)[None, :]
             unit = (unit ^ tl.program_id(1))[None, :]  # which is 0: loads of one number a thread
-            scale = _block_scale(scales, super_scales, line[:, None], unit, here, inputs, block)
+            scale = _block_scale(
+                scales, super_scales, line[:, None], unit, here, inputs, block, even
+            )
             part = dot.to(tl.float32) * step
             if zero > 0:
                 part -= zero * added
             total += scale * part
             if minimums is not None:
                 total += added * _block_scale(
-                    minimums, super_minimums, line[:, None], unit, here, inputs, block
+                    minimums, super_minimums, line[:, None], unit, here, inputs, block, even
                 )
     end(overlap, release)
     result = tl.sum(total, 1)
@@ -467,11 +498,68 @@ def _one_row(
     tl.store(out + place, result.to(out.dtype.element_ty), place < outputs)
 
 
+_SCALED = """{
+    .reg .b32 low, high, base, one, zero;
+    mov.b32 base, BASE;
+    mov.b32 one, ONE;
+    mov.b32 zero, ZERO;
+    and.b32 low, $4, 0x0F0F0F0F;
+    shr.b32 high, $4, 4;
+    and.b32 high, high, 0x0F0F0F0F;MORE
+    prmt.b32 $0, low, base, 0x4140;
+    prmt.b32 $1, low, base, 0x4342;
+    prmt.b32 $2, high, base, 0x4140;
+    prmt.b32 $3, high, base, 0x4342;
+    fma.rn.KIND $0, $0, one, zero;
+    fma.rn.KIND $1, $1, one, zero;
+    fma.rn.KIND $2, $2, one, zero;
+    fma.rn.KIND $3, $3, one, zero;
+    fma.rn.KIND $0, $0, $5, $7;
+    fma.rn.KIND $1, $1, $6, $8;
+    fma.rn.KIND $2, $2, $5, $7;
+    fma.rn.KIND $3, $3, $6, $8;
+}"""
+"""A byte of a code below the bits of 128 in bfloat16, or of 1024 in float16, is that much more."""
+
+
+@cache
+def _assembly(dtype: torch.dtype, zero: int, more: bool) -> str:
+    """Return PTX that dequantizes four bytes of two codes each: scale · (code - zero) + minimum."""
+    if dtype == torch.bfloat16:
+        base, one, less, kind = "0x43434343", "0x3F803F80", 0xC300 + zero, "bf16x2"
+    else:
+        base, one, less, kind = "0x64646464", "0x3C003C00", 0xE400 + zero, "f16x2"
+    both = "\n    or.b32 low, low, $9;\n    or.b32 high, high, $10;" if more else ""
+    text = _SCALED.replace("BASE", base).replace("ONE", one).replace("KIND", kind)
+    return text.replace("ZERO", f"0x{less:04X}{less:04X}").replace("MORE", both)
+
+
 @triton.jit
-def _over_blocks(scale, lines: tl.constexpr, blocks: tl.constexpr, columns: tl.constexpr):
-    """Repeat the scale of each block for its columns."""
+def _scale_of_columns(
+    scales, supers, line, known, start, last, inputs: tl.constexpr, block: tl.constexpr,
+    lines: tl.constexpr, some: tl.constexpr, columns: tl.constexpr, even: tl.constexpr,
+):  # fmt: skip
+    """Load the scales of `some` inputs, and repeat each for its share of the columns."""
+    blocks: tl.constexpr = some // block if block <= some else 1
+    unit = start // block + tl.arange(0, blocks)[None, :]
+    within = known[:, None] & (unit * block < last)
+    scale = _block_scale(scales, supers, line[:, None], unit, within, inputs, block, even)
     wide = tl.broadcast_to(scale[:, :, None], (lines, blocks, columns // blocks))
     return tl.reshape(wide, (lines, columns))
+
+
+@triton.jit
+def _high_bits(
+    high, line, pair, here, inputs: tl.constexpr, bits: tl.constexpr, low: tl.constexpr,
+    even: tl.constexpr,
+):  # fmt: skip
+    """Load the bits of pairs of columns beyond the low ones, in their place."""
+    more: tl.constexpr = bits - low
+    pairs: tl.constexpr = 4 // more
+    place = line[:, None] * (inputs * more // 8) + (pair // pairs)[None, :]
+    rest = _read(high, place, here, even).to(tl.int32) >> (pair % pairs * 2 * more)[None, :]
+    mask: tl.constexpr = (1 << more) - 1
+    return (rest & mask) << low, ((rest >> more) & mask) << low
 
 
 @triton.jit
@@ -492,47 +580,79 @@ def _tile(
     zero: tl.constexpr, float8: tl.constexpr, lines: tl.constexpr, some: tl.constexpr,
     even: tl.constexpr,
 ):  # fmt: skip
-    """Dequantize `some` columns of a few lines: the even ones, and the odd ones.
+    """Dequantize `some` columns of a few lines in float32: the even ones, and the odd ones.
 
     With codes of 8 bits both are the same, and have all columns.
     """
     planes: tl.constexpr = 1 if low == 8 else 2
     columns: tl.constexpr = some // planes
-    blocks: tl.constexpr = some // block if block <= some else 1
     pair = start // planes + tl.arange(0, columns)
     here = known[:, None] & (pair * planes < last)[None, :]
-    row = line[:, None]
-    unit = start // block + tl.arange(0, blocks)[None, :]
-    within = known[:, None] & (unit * block < last)
-    scale = _block_scale(scales, super_scales, row, unit, within, inputs, block)
-    scale = _over_blocks(scale, lines, blocks, columns)
+    scale = _scale_of_columns(
+        scales, super_scales, line, known, start, last, inputs, block, lines, some,
+            columns, even,
+    )
+    byte = pair // 2 if low == 2 else pair
+    packed = _read(codes, line[:, None] * (inputs * low // 8) + byte[None, :], here, even)
     if low == 8:
-        first = _read(codes, row * inputs + pair[None, :], here, even)
-        first = first.to(tl.float8e4nv, bitcast=True) if float8 else first.to(tl.int32)
-        second = first
+        first = packed.to(tl.float8e4nv, bitcast=True) if float8 else packed.to(tl.int32)
+        left = _numbers(first, levels, zero) * scale
+        right = left
     else:
-        byte = pair if low == 4 else pair // 2
-        packed = _read(codes, row * (inputs * low // 8) + byte[None, :], here, even).to(tl.int32)
+        packed = packed.to(tl.int32)
         if low == 2:
             packed = packed >> (4 * (pair % 2))[None, :]
         first = packed & ((1 << low) - 1)
         second = (packed >> low) & ((1 << low) - 1)
         if high is not None:
-            more: tl.constexpr = bits - low
-            pairs: tl.constexpr = 4 // more
-            rest = row * (inputs * more // 8) + (pair // pairs)[None, :]
-            rest = tl.load(high + rest, here, 0).to(tl.int32) >> (pair % pairs * 2 * more)[None, :]
-            first |= (rest & ((1 << more) - 1)) << low
-            second |= ((rest >> more) & ((1 << more) - 1)) << low
-    left = _numbers(first, levels, zero) * scale
-    right = left
-    if low < 8:
+            more, others = _high_bits(high, line, pair, here, inputs, bits, low, even)
+            first |= more
+            second |= others
+        left = _numbers(first, levels, zero) * scale
         right = _numbers(second, levels, zero) * scale
     if minimums is not None:
-        added = _block_scale(minimums, super_minimums, row, unit, within, inputs, block)
-        added = _over_blocks(added, lines, blocks, columns)
+        added = _scale_of_columns(
+            minimums, super_minimums, line, known, start, last, inputs, block, lines, some,
+            columns, even,
+        )
         left += added
         right += added
+    return left, right
+
+
+@triton.jit
+def _assembled_tile(
+    codes, high, scales, minimums, super_scales, super_minimums, line, known, start, last, like,
+    inputs: tl.constexpr, bits: tl.constexpr, block: tl.constexpr, lines: tl.constexpr,
+    some: tl.constexpr, even: tl.constexpr, assembly: tl.constexpr,
+):  # fmt: skip
+    """Dequantize as `_tile` does, but in the dtype of `like`, two numbers at a time."""
+    columns: tl.constexpr = some // 2
+    pair = start // 2 + tl.arange(0, columns)
+    here = known[:, None] & (pair * 2 < last)[None, :]
+    scale = _scale_of_columns(
+        scales, super_scales, line, known, start, last, inputs, block, lines, some,
+            columns, even,
+    ).to(like.dtype.element_ty)
+    added = tl.zeros_like(scale)
+    if minimums is not None:
+        added = _scale_of_columns(
+            minimums, super_minimums, line, known, start, last, inputs, block, lines, some,
+            columns, even,
+        ).to(like.dtype.element_ty)
+    packed = _read(codes, line[:, None] * (inputs // 2) + pair[None, :], here, even)
+    if high is not None:
+        more, others = _high_bits(high, line, pair, here, inputs, bits, 4, even)
+        left, right = tl.inline_asm_elementwise(
+            assembly, "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r",
+            [packed, scale, added, more.to(tl.uint8), others.to(tl.uint8)],
+            dtype=(like.dtype.element_ty, like.dtype.element_ty), is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        left, right = tl.inline_asm_elementwise(
+            assembly, "=&r,=&r,=&r,=&r,r,r,r,r,r", [packed, scale, added],
+            dtype=(like.dtype.element_ty, like.dtype.element_ty), is_pure=True, pack=4,
+        )  # fmt: skip
     return left, right
 
 
@@ -541,8 +661,9 @@ def _add_product(sums, numbers, value, terms: tl.constexpr):
     """Add the product of float32 numbers, rounded to the dtype of `value` in some terms."""
     for term in tl.static_range(terms):
         rounded = numbers.to(value.dtype)
-        sums = tl.dot(rounded, value, sums, input_precision="ieee")
-        numbers -= rounded.to(tl.float32)
+        sums = tl.dot(value, tl.trans(rounded), sums, input_precision="ieee")
+        if terms > 1:
+            numbers -= rounded.to(tl.float32)
     return sums
 
 
@@ -554,7 +675,8 @@ def _some_rows(
     inputs: tl.constexpr, bits: tl.constexpr, low: tl.constexpr, block: tl.constexpr,
     zero: tl.constexpr, sides: tl.constexpr, block_outputs: tl.constexpr, some: tl.constexpr,
     float8: tl.constexpr, planes: tl.constexpr, terms: tl.constexpr, block_rows: tl.constexpr,
-    splits: tl.constexpr, stages: tl.constexpr, even: tl.constexpr, release: tl.constexpr, overlap: tl.constexpr,
+    splits: tl.constexpr, stages: tl.constexpr, even: tl.constexpr, release: tl.constexpr,
+    assembly: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
     share: tl.constexpr = (inputs + splits * some - 1) // (splits * some) * some
     lines: tl.constexpr = block_outputs * sides
@@ -569,27 +691,35 @@ def _some_rows(
     pair = tl.arange(0, some // planes)
     wait(overlap, release)
 
-    sums = tl.zeros([lines, block_rows], tl.float32)
+    sums = tl.zeros([block_rows, lines], tl.float32)
     for step in tl.range(0, share, some, num_stages=stages):
         first = split * share + step
-        left, right = _tile(
-            codes, high, scales, minimums, super_scales, super_minimums, levels, line, known,
-            first, last, inputs, bits, low, block, zero, float8, lines, some, even,
-        )  # fmt: skip
+        if assembly is not None:
+            left, right = _assembled_tile(
+                codes, high, scales, minimums, super_scales, super_minimums, line, known, first,
+                last, x, inputs, bits, block, lines, some, even, assembly,
+            )  # fmt: skip
+        else:
+            left, right = _tile(
+                codes, high, scales, minimums, super_scales, super_minimums, levels, line, known,
+                first, last, inputs, bits, low, block, zero, float8, lines, some, even,
+            )  # fmt: skip
         place = first // planes + pair
-        here = (place * planes < last)[:, None] & (row < rows)[None, :]
-        where = x + row[None, :] * inputs + place[:, None]
-        value = tl.load(where, here, 0, eviction_policy="evict_last")
+        # Rows beyond the last repeat others.
+        here = (place * planes < last)[None, :] & (row >= 0)[:, None]
+        where = x + (row % rows)[:, None] * inputs + place[None, :]
+        value = _read_often(where, here, even)
         sums = _add_product(sums, left, value, terms)
         if planes == 2:
-            value = tl.load(where + inputs // 2, here, 0, eviction_policy="evict_last")
+            value = _read_often(where + inputs // 2, here, even)
             sums = _add_product(sums, right, value, terms)
 
     end(overlap, release)
     is_last = True
     if splits > 1:
         # Each split leaves its sums; the last one adds them all up, always in one order.
-        spot = (tl.program_id(0) * lines + lane)[:, None] * block_rows + row[None, :]
+        spot = row[:, None] * (tl.num_programs(0) * lines)
+        spot += (tl.program_id(0) * lines + lane)[None, :]
         size = tl.num_programs(0) * lines * block_rows
         tl.store(partial + split * size + spot, sums)
         tl.debug_barrier()
@@ -597,21 +727,20 @@ def _some_rows(
         is_last = tl.atomic_add(count, 1, sem="acq_rel") == splits - 1
         if is_last:
             tl.store(count, 0)
-            sums = tl.zeros([lines, block_rows], tl.float32)
+            sums = tl.zeros([block_rows, lines], tl.float32)
             for index in tl.static_range(splits):
                 sums += tl.load(partial + index * size + spot, cache_modifier=".cg")
 
     if is_last:
         result = sums
         if bias is not None:
-            result += tl.load(bias + line, known, 0).to(tl.float32)[:, None]
+            result += tl.load(bias + line, known, 0).to(tl.float32)[None, :]
         if sides == 2:
-            both = tl.reshape(result, (block_outputs, 2, block_rows))
-            gate, up = tl.split(tl.permute(both, (0, 2, 1)))
+            gate, up = tl.split(tl.reshape(result, (block_rows, block_outputs, 2)))
             result = _silu(gate) * up
         place = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
-        where = row[None, :] * width + place[:, None]
-        here = (place < outputs)[:, None] & (row < rows)[None, :]
+        where = row[:, None] * width + place[None, :]
+        here = (place < outputs)[None, :] & (row < rows)[:, None]
         if residual is not None:
             result = tl.load(residual + where, here, 0).to(tl.float32) + factor * result
         tl.store(out + where, result.to(out.dtype.element_ty), here)
