@@ -33,7 +33,7 @@ from anydevice._check.cases.table import TABLE
 from anydevice._core.device import Device
 from anydevice._core.quantized import SUPER_BLOCK, QuantizedWeight, low_bits
 from anydevice._core.record import replace
-from anydevice._engines.torch.triton import fused, quantized
+from anydevice._engines.torch.triton import decode_products, fused, quantized
 from anydevice._engines.torch.triton.decode_products import ProductTile
 from anydevice._formats.quantized import FLOAT8_TABLES
 from anydevice._llm.description import describe
@@ -140,11 +140,11 @@ def candidates(rows: int, kind: str, bits: int) -> list[ProductTile]:
                 found.append(ProductTile(outputs, inputs, warps))
         return found
     for outputs, inputs, warps, stages, splits in itertools.product(
-        (32, 64, 128), (128, 256), (4, 8), (2, 3, 4), (1, 2, 4)
+        (16, 32, 64, 128), (128, 256, 512), (2, 4, 8), (2, 3), (1, 2, 4, 8)
     ):
         lines = outputs * (2 if gated else 1)
         programs = count // lines * splits
-        if lines > 128 or programs < 100 or (splits > 1 and programs > 600) or lines * inputs > 2**15:
+        if lines > 128 or not 130 <= programs <= 2500 or not 2**12 <= lines * inputs <= 2**15 or columns < splits * inputs * 4:
             continue
         found.append(ProductTile(outputs, inputs, warps, stages, splits))
     return found
@@ -181,6 +181,13 @@ def launches(scheme: str, kind: str, rows: int, tile: ProductTile, copies: int, 
     if kind != "qkv":
         given = {"in_order": False}
 
+    def run_float8() -> None:
+        for weight in weights:
+            decode_products.product(
+                kind, x, weight.codes.view(torch.float8_e4m3fn), scales=weight.scales,
+                gated=gated, residual=residual, tiles={(kind, 1): tile}, **given,
+            )  # fmt: skip
+
     def run() -> None:
         for weight in weights:
             fitted = quantized.tile_of(kind, 1 if rounded else quantized._padded(rows), weight, tiles, **given)
@@ -188,7 +195,7 @@ def launches(scheme: str, kind: str, rows: int, tile: ProductTile, copies: int, 
                 fitted, arranged, weight, None, residual, out, 0, wide, gated, 1.0, rounded, 1
             )
 
-    return run
+    return run_float8 if scheme == "fp8" and rounded else run
 
 
 KEPT: dict[Any, Any] = {}

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.record import replace
+from anydevice._engines.torch.triton import decode_products
 from anydevice._engines.torch.triton.decode_products import (
     ProductTile,
     ProductTiles,
@@ -43,16 +44,38 @@ TILES: ProductTiles = {
     ("4 bits", 1): ProductTile(2, 1024, 1),
     ("8 bits", 1): ProductTile(2, 2048, 4),
     ("output, 4 bits", 1): ProductTile(4, 2048, 8),
-    ("gate_up, 8 bits", 1): ProductTile(1, 2048, 4),
-    ("qkv, 8 bits", 1): ProductTile(2, 1024, 1),
-    ("down, 8 bits", 1): ProductTile(2, 2048, 2),
     ("head, 4 bits", 1): ProductTile(4, 1024, 2),
-    ("4 bits", 16): ProductTile(64, 128, 4, stages=3, splits=2),
+    ("qkv, 8 bits", 1): ProductTile(2, 1024, 1),
+    ("gate_up, 8 bits", 1): ProductTile(1, 2048, 4),
+    ("down, 8 bits", 1): ProductTile(2, 2048, 2),
+    ("4 bits", 16): ProductTile(32, 256, 2, stages=2, splits=4),
     ("8 bits", 16): ProductTile(64, 128, 4, stages=3, splits=2),
-    ("4 bits", 64): ProductTile(64, 128, 4, stages=3, splits=2),
+    ("output, 4 bits", 16): ProductTile(32, 512, 2, stages=2, splits=2),
+    ("gate_up, 4 bits", 16): ProductTile(32, 512, 2, stages=2),
+    ("down, 4 bits", 16): ProductTile(32, 256, 2, stages=2, splits=8),
+    ("head, 4 bits", 16): ProductTile(64, 512, 2, stages=2),
+    ("4 bits", 32): ProductTile(128, 256, 4, stages=2, splits=4),
+    ("8 bits", 32): ProductTile(64, 128, 4, stages=3, splits=2),
+    ("gate_up, 4 bits", 32): ProductTile(32, 256, 2, stages=2),
+    ("down, 4 bits", 32): ProductTile(128, 256, 4, stages=2, splits=8),
+    ("head, 4 bits", 32): ProductTile(128, 256, 4, stages=2),
+    ("4 bits", 64): ProductTile(64, 256, 4, stages=2, splits=4),
     ("8 bits", 64): ProductTile(64, 128, 4, stages=3, splits=2),
+    ("qkv, 4 bits", 64): ProductTile(32, 128, 2, stages=2, splits=4),
+    ("gate_up, 4 bits", 64): ProductTile(64, 128, 4, stages=3),
+    ("head, 4 bits", 64): ProductTile(128, 128, 4, stages=3),
 }
 """Tiles by bits and padded rows; by product and bits where another is faster. For an H200."""
+
+FLOAT8_TILES: ProductTiles = {
+    ("qkv", 1): ProductTile(4, 4096, 4),
+    ("output", 1): ProductTile(2, 2048, 1),
+    ("gate_up", 1): ProductTile(2, 4096, 4),
+    ("down", 1): ProductTile(2, 1024, 1),
+    ("head", 1): ProductTile(4, 4096, 4),
+    ("op", 1): ProductTile(2, 2048, 4),
+}
+"""By product, the tiles of one row and float8."""
 
 UNPACKED = ProductTile(64, 256, 4)
 """The rows and columns of a program that dequantizes, and its warps."""
@@ -97,8 +120,8 @@ def serves(weight: Any, gated: bool = False) -> bool:
 
 
 def _padded(rows: int) -> int:
-    """Return the rows of a tile of x: those that the matrix units of older or newer cards take."""
-    return 16 if rows <= 16 else 64
+    """Return the rows of a tile of x, as the matrix units take them."""
+    return max(16, triton.next_power_of_2(rows))
 
 
 def _bits(weight: QuantizedWeight) -> str:
@@ -165,6 +188,13 @@ def product(
     """
     parts = parts_of(weights)
     rows, inputs = x.shape
+    if rows == 1 and len(parts) == 1 and has_float8_rows(parts[0]):
+        codes: Any = parts[0].codes
+        given = {"norm": norm, "eps": eps, "bias": bias, "gated": gated, "residual": residual}
+        return decode_products.product(
+            kind, x, codes.view(torch.float8_e4m3fn), scales=parts[0].scales, factor=factor,
+            tiles=FLOAT8_TILES, in_order=in_order, **given,
+        )  # fmt: skip
     outputs = sum(part.shape[0] for part in parts) // (2 if gated else 1)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     arranged: dict[tuple[int, bool], Arranged] = {}
@@ -256,6 +286,34 @@ def _bytes(weight: QuantizedWeight) -> tuple[Any, ...]:
     return (codes, weight.high, *_scales(weight), levels)
 
 
+def has_float8_rows(weight: QuantizedWeight) -> bool:
+    """Whether the numbers of a weight are in float8, with one scale for each row."""
+    whole = weight.block == weight.shape[1] and weight.minimums is None
+    return whole and weight.shape[1] % 16 == 0 and _as_float8(weight)
+
+
+def multiply_rounded(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None
+) -> Tensor:
+    """Return the product of rows that are rounded to float8, with a scale for each.
+
+    By the library's own product; both must have multiples of 16 rows.
+    """
+    (rows, inputs), codes = x.shape, weight.codes
+    rounded = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+    steps = x.new_empty((rows, 1), dtype=torch.float32)
+    start(
+        _round, (rows,), x.device, x, rounded, steps, inputs,
+        block=triton.next_power_of_2(inputs), num_warps=8,
+    )  # fmt: skip
+    scales: Any = weight.scales
+    theirs: Any = codes
+    return torch._scaled_mm(
+        rounded, theirs.view(torch.float8_e4m3fn).t(), steps, scales.float().t(), bias,
+        out_dtype=x.dtype, use_fast_accum=True,
+    )  # fmt: skip
+
+
 def _as_float8(weight: QuantizedWeight) -> bool:
     codes: Any = weight.codes
     return weight.table is not None and _converts_float8(codes.device) and _is_float8(weight.table)
@@ -332,6 +390,19 @@ def _arrange(
         tl.store(out + place, tl.reshape(code, (block,)).to(tl.int8), here)
     else:
         tl.store(out + place, value.to(out.dtype.element_ty), here)
+
+
+# Grid (rows,): round a row to float8; its largest number is the largest of the type.
+@triton.jit
+def _round(x, out, steps, inputs, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    value = tl.load(x + row * inputs + column, column < inputs, 0).to(tl.float32)
+    step = tl.max(tl.abs(value), 0) / 448.0
+    inverse = tl.where(step > 0, 1.0 / step, 0.0)
+    place = out + row * inputs + column
+    tl.store(place, (value * inverse).to(out.dtype.element_ty), column < inputs)
+    tl.store(steps + row, step)
 
 
 @triton.jit
@@ -522,6 +593,19 @@ _SCALED = """{
 """A byte of a code below the bits of 128 in bfloat16, or of 1024 in float16, is that much more."""
 
 
+_SPLIT = tl.constexpr("""{
+    .reg .b32 left, right;
+    shl.b32 left, $4, 4;
+    and.b32 $0, left, 0x30303030;
+    shl.b32 left, $4, 2;
+    and.b32 $1, left, 0x30303030;
+    shr.b32 right, $4, 2;
+    and.b32 $3, right, 0x30303030;
+    and.b32 $2, $4, 0x30303030;
+}""")
+"""The 2 high bits of four columns, in four bytes each, become bits 4 and 5."""
+
+
 @cache
 def _assembly(dtype: torch.dtype, zero: int, more: bool) -> str:
     """Return PTX that dequantizes four bytes of two codes each: scale · (code - zero) + minimum."""
@@ -642,10 +726,21 @@ def _assembled_tile(
         ).to(like.dtype.element_ty)
     packed = _read(codes, line[:, None] * (inputs // 2) + pair[None, :], here, even)
     if high is not None:
-        more, others = _high_bits(high, line, pair, here, inputs, bits, 4, even)
+        if bits == 6:
+            byte = start // 4 + tl.arange(0, columns // 2)
+            here = known[:, None] & (byte * 4 < last)[None, :]
+            rest = _read(high, line[:, None] * (inputs // 4) + byte[None, :], here, even)
+            a, b, c, d = tl.inline_asm_elementwise(
+                _SPLIT, "=&r,=&r,=&r,=&r,r", [rest],
+                dtype=(tl.uint8, tl.uint8, tl.uint8, tl.uint8), is_pure=True, pack=4,
+            )  # fmt: skip
+            more = tl.reshape(tl.join(a, c), (lines, columns))
+            others = tl.reshape(tl.join(b, d), (lines, columns))
+        else:
+            more, others = _high_bits(high, line, pair, here, inputs, bits, 4, even)
+            more, others = more.to(tl.uint8), others.to(tl.uint8)
         left, right = tl.inline_asm_elementwise(
-            assembly, "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r",
-            [packed, scale, added, more.to(tl.uint8), others.to(tl.uint8)],
+            assembly, "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r", [packed, scale, added, more, others],
             dtype=(like.dtype.element_ty, like.dtype.element_ty), is_pure=True, pack=4,
         )  # fmt: skip
     else:
