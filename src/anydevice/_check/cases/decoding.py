@@ -938,7 +938,32 @@ DRAW_TOKEN = Row(
     reference=_draw_reference,
 )
 
+def _embedding_call(scheme: str, *ids: int) -> Make:
+    def make(draw: Draw) -> Call:
+        table = draw_weight(draw, scheme, 40, 256)
+        return call(draw.normal(8), table, np.array([ids], np.int32))
+
+    return make
+
+
+QUANTIZED_EMBEDDING = Row(
+    "quantized_embedding",
+    (
+        Case("one token", _embedding_call("q8_0", 7)),
+        Case("three tokens", _embedding_call("q4_k", 39, 0, 39)),
+        Case("tokens that do not exist", _embedding_call("q6_k", -1, 3, 40)),
+    ),
+    ("float16", "bfloat16"),
+    budget=lambda want, coarse, like, table, ids: budgets.of_dequantize(
+        want, coarse, table, "float32", ids
+    ),
+    inside="float32",
+    function=_own("quantized_embedding"),
+    reference=lambda like, table, ids: reference.call("dequantize", table, rows=ids),
+)
+
 OTHERS: Mapping[str, Row] = {
-    row.op: row for row in (DECODER_LAYER, PROMPT_LAYER, FINAL_LOGITS, DRAW_TOKEN)
+    row.op: row
+    for row in (DECODER_LAYER, PROMPT_LAYER, FINAL_LOGITS, DRAW_TOKEN, QUANTIZED_EMBEDDING)
 }
 """Rows of kernels that are no ops; `TABLE` has the rows of ops."""

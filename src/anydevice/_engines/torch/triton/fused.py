@@ -363,6 +363,19 @@ def _quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -
     return y.to(x.dtype).view(*x.shape[:-1], outputs)
 
 
+def _quantized_embedding(like: Tensor, table: QuantizedWeight, ids: Tensor) -> Tensor:
+    from anydevice._engines.torch.triton import quantized
+
+    if (
+        not _serves_eagerly(like, ids, *table.arrays.values())
+        or ids.dtype not in _INTEGERS
+        or not (ids.is_contiguous() and ids.numel())
+        or not quantized.serves(table)
+    ):
+        return NotImplemented
+    return quantized.dequantized_rows(table, ids, like.dtype)
+
+
 def _tensors(weight: Any) -> list[Any]:
     """Return the tensors of a weight, which may be quantized and in parts."""
     if isinstance(weight, QuantizedWeight):
@@ -475,6 +488,7 @@ UNTRUSTED_KERNELS: Mapping[str, Callable[..., Any]] = {
     "final_logits": _final_logits,
     "linear": _linear,
     "prompt_layer": _prompt_layer,
+    "quantized_embedding": _quantized_embedding,
     "quantized_linear": _quantized_linear,
     "rmsnorm": _rmsnorm,
     "rope": _rope,

@@ -331,18 +331,30 @@ def dequantized(weights: Weights, dtype: torch.dtype, terms: int = 1) -> list[Te
     out = [torch.empty((count, inputs), dtype=dtype, device=first.device) for _ in range(terms)]
     at = 0
     for part in parts:
-        columns = _whole_blocks(part, UNPACKED.inputs)
-        start(
-            _unpack,
-            (triton.cdiv(part.shape[0], UNPACKED.outputs), triton.cdiv(inputs, columns)),
-            first.device,
-            *_bytes(part), out[0][at:], out[1][at:] if terms > 1 else None, part.shape[0],
-            inputs=inputs, bits=part.bits, low=part.low_bits, block=part.block, zero=part.zero,
-            float8=_as_float8(part), block_rows=UNPACKED.outputs, some=columns,
-            num_warps=UNPACKED.warps,
-        )  # fmt: skip
+        _dequantize(part, None, out[0][at:], out[1][at:] if terms > 1 else None, part.shape[0])
         at += part.shape[0]
     return out
+
+
+def dequantized_rows(weight: QuantizedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the rows of a matrix with these numbers, rounded to a dtype; NaN if there is none."""
+    out = torch.empty((*ids.shape, weight.shape[1]), dtype=dtype, device=ids.device)
+    _dequantize(weight, ids, out, None, ids.numel())
+    return out
+
+
+def _dequantize(
+    weight: QuantizedWeight, ids: Tensor | None, out: Tensor, rest: Tensor | None, count: int
+) -> None:
+    (rows, inputs), columns = weight.shape, _whole_blocks(weight, UNPACKED.inputs)
+    some = min(UNPACKED.outputs, triton.next_power_of_2(count))
+    start(
+        _unpack, (triton.cdiv(count, some), triton.cdiv(inputs, columns)), out.device,
+        *_bytes(weight), ids, out, rest, count, rows,
+        inputs=inputs, bits=weight.bits, low=weight.low_bits, block=weight.block,
+        zero=weight.zero, float8=_as_float8(weight), block_rows=some, some=columns,
+        num_warps=UNPACKED.warps,
+    )  # fmt: skip
 
 
 def parts_of(weights: Weights) -> tuple[QuantizedWeight, ...]:
@@ -842,25 +854,31 @@ def _some_rows(
 
 
 # Grid (count / block_rows, inputs / some): the numbers of a matrix, and what rounding left.
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "rows"])
 def _unpack(
-    codes, high, scales, minimums, super_scales, super_minimums, levels, out, rest, count,
-    inputs: tl.constexpr, bits: tl.constexpr, low: tl.constexpr, block: tl.constexpr,
+    codes, high, scales, minimums, super_scales, super_minimums, levels, ids, out, rest, count,
+    rows, inputs: tl.constexpr, bits: tl.constexpr, low: tl.constexpr, block: tl.constexpr,
     zero: tl.constexpr, float8: tl.constexpr, block_rows: tl.constexpr, some: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     known = row < count
     start = tl.program_id(1) * some
     line = row.to(tl.int64)
+    real = known
+    if ids is not None:
+        line = tl.load(ids + row, known, -1).to(tl.int64)
+        real = (line >= 0) & (line < rows)
     left, right = _tile(
-        codes, high, scales, minimums, super_scales, super_minimums, levels, line, known, start,
+        codes, high, scales, minimums, super_scales, super_minimums, levels, line, real, start,
         inputs, inputs, bits, low, block, zero, float8, block_rows, some, False,
     )  # fmt: skip
     if low < 8:
         left = tl.reshape(tl.join(left, right), (block_rows, some))
     column = start + tl.arange(0, some)
     here = known[:, None] & (column < inputs)[None, :]
-    place = line[:, None] * inputs + column[None, :]
+    if ids is not None:
+        left = tl.where(real[:, None], left, float("nan"))
+    place = row.to(tl.int64)[:, None] * inputs + column[None, :]
     rounded = left.to(out.dtype.element_ty)
     tl.store(out + place, rounded, here)
     if rest is not None:
