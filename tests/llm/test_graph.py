@@ -263,9 +263,7 @@ NAME = "blk.1.ffn_up.weight"
 
 
 @pytest.mark.parametrize("number", [np.nan, -np.inf])
-def test_scales_that_are_not_finite(
-    file: Path, number: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scales_that_are_not_finite(file: Path, number: float, monkeypatch: Any) -> None:
     monkeypatch.delattr("anydevice._llm.model.load_joined")  # arrays are not made before the error
     monkeypatch.delattr("anydevice._llm.model._session_executor")
     tensor = read_gguf(file).tensors[NAME]

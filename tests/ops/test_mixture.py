@@ -63,21 +63,16 @@ def test_it_is_the_sum_over_the_chosen(tokens: int, k: int, count: int, activati
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("engine", ["numpy", "torch", "jax", "mlx"])
 @pytest.mark.parametrize(("tokens", "count"), [(7, 4), (1, 30), (140, 4)])
-def test_quantized_stacks_give_what_their_numbers_give(
-    engine: str, tokens: int, count: int
-) -> None:
+def test_quantized_stacks_are_as_their_numbers(engine: str, tokens: int, count: int) -> None:
     pytest.importorskip({"mlx": "mlx.core"}.get(engine, engine))
     cpu = anydevice.device("cpu", engine=engine)
     arrays = inputs(tokens, 2, count, 32, 64)
     x, *stacks, chosen, weights = (a.astype("f4" if a.dtype.kind == "f" else "i4") for a in arrays)
-    kinds = [(x, quantizer_of(kind)) for x, kind in zip(stacks, ("q4_0", "q8_0"), strict=True)]
-    rows = [quantize(stack.reshape(-1, stack.shape[-1])) for stack, quantize in kinds]
-    packed = [
-        row.with_arrays(
-            {n: cpu(a.reshape(*s.shape[:2], -1)) for n, a in row.arrays.items()}, s.shape
-        )
-        for row, s in zip(rows, stacks, strict=True)
-    ]
+    packed = []
+    for stack, kind in zip(stacks, ("q4_0", "q8_0"), strict=True):
+        rows = quantizer_of(kind)(stack.reshape(-1, stack.shape[-1]))
+        parts = {name: cpu(a.reshape(*stack.shape[:2], -1)) for name, a in rows.arrays.items()}
+        packed.append(rows.with_arrays(parts, stack.shape))
     x, chosen, weights = cpu((x, chosen, weights))
     want = ops.experts(x, *map(ops.dequantize, packed), chosen, weights)
     for both in (packed, [packed[0], ops.dequantize(packed[1])]):

@@ -185,11 +185,10 @@ def plan_parameters(
         stored = _folder_tensors(path, description)
     plan = _plan_stored(stored, description, dtype, source=path, weights=weights)
     with OpenFiles() as files:
-        tensors = [(part.tensor, files.of(part.tensor)) for part in stored.values()]
-        checks = [partial(x.check, file) for x, file in tensors if isinstance(x, GgufTensor)]
-        for x, file in tensors:
-            if isinstance(x, QuantizedTensor):
-                checks.append(partial(x.check, file, widen=not weights.stored))
+        tensors = [part.tensor for part in stored.values()]
+        checks = [partial(x.check, files.of(x)) for x in tensors if isinstance(x, GgufTensor)]
+        packed, widen = [x for x in tensors if isinstance(x, QuantizedTensor)], not weights.stored
+        checks += [partial(x.check, files.of(x), widen=widen) for x in packed]
         do_together(checks)
     return plan
 
@@ -219,11 +218,13 @@ def decoder_tensors(path: Path, description: Description) -> dict[str, Segment]:
 
 def _warn_of_unpacked(tensors: Sequence[StoredTensor], dtype: DType, source: Path) -> None:
     """Say which quantized tensors take more memory than in the file, why, and how much."""
-    others = {x.packing.name for x in tensors if isinstance(x, GgufTensor) and not x.scheme}
-    mixed = [x.name for x in tensors if x.scheme]
-    reasons = [f"the package gguf unpacks {', '.join(sorted(others))}, slowly"] if others else []
+    mixed = [x for x in tensors if x.scheme]
+    packed = [x for x in tensors if isinstance(x, GgufTensor) and x.packing.elements > 1]
+    foreign = [x for x in packed if not x.scheme]
+    kinds, tensors = ", ".join(sorted({x.packing.name for x in foreign})), [*mixed, *foreign]
+    reasons = [f"the package gguf unpacks {kinds}, slowly"] if foreign else []
     if mixed:
-        reasons.append(f"{shortened(mixed[0])!r} is in a stack of experts of several types")
+        reasons.append(f"{shortened(mixed[0].name)!r} is in a stack of experts of several types")
     if reasons:
         sizes = sum(x.nbytes for x in tensors), sum(prod(x.shape) for x in tensors) * dtype.itemsize
         warn(
@@ -251,13 +252,6 @@ def _gguf_tensors(file: GgufFile, description: Description) -> dict[str, Segment
             tensor = tensor.as_matrix()
         stored[name] = Segment(tensor, arrange)
     return stored
-
-
-def _is_packed(tensor: StoredTensor, parameter: Parameter) -> bool:
-    """Whether a tensor is quantized, and its parameter could stay so."""
-    if tensor.scheme is None:
-        return isinstance(tensor, GgufTensor) and tensor.packing.elements > 1
-    return parameter.quantizable
 
 
 def _order_halves(weights: Any, size: int) -> Any:
@@ -289,11 +283,10 @@ def _plan_stored(
             planned = plan[(*path, *parameter.path)] = weights.plan(parameter, parts, kind)
             for part in parts:
                 used.add(part.tensor.name)
-            floats = [one for one in stored_parts(planned) if isinstance(one, Joined)]
-            tensors = [part.tensor for one in floats for part in one.parts]
-            unpacked += [x for x in tensors if _is_packed(x, parameter)]
-    if weights.stored:
-        _warn_of_unpacked(unpacked, wanted, source)
+            for one in stored_parts(planned):
+                if parameter.quantizable and weights.stored and isinstance(one, Joined):
+                    unpacked += [part.tensor for part in one.parts]
+    _warn_of_unpacked(unpacked, wanted, source)
     left = {name for name, part in stored.items() if part.tensor.name not in used}
     _refuse_left_over(left, stored, description)
     return plan

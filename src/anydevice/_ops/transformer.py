@@ -563,15 +563,15 @@ def experts(
     [[36.92], [7.31]]
     """
     own = float_version(x, "experts", _experts)
-    stacks: dict[str, Any] = {"gate_up": gate_up, "down": down}
-    stacks |= {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
-    for name, stack in list(stacks.items()):
+    floats = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    for name, stack in (("gate_up", gate_up), ("down", down)):
         if isinstance(stack, QuantizedWeight):
             require_one_library("experts", "x", x, name, stack.codes)
             own = _experts
-        if stack is None or isinstance(stack, QuantizedWeight):
-            del stacks[name]
-    require_one_dtype("experts", x=x, **stacks)
+        else:
+            floats[name] = stack
+    present = {name: array for name, array in floats.items() if array is not None}
+    require_one_dtype("experts", x=x, **present)
     require_integers("experts", "chosen", chosen, x)
     if type(weights) is not type(x):
         require_one_library("experts", "x", x, "weights", weights)
@@ -650,14 +650,12 @@ class _Networks:
     def of_each(self, numbers: Array, rows: Array) -> Array:
         """Apply each row's own expert to it; the expert's matrices are copied."""
         xp = self.xp
+        gate_up, down, *biases = self.stacks
         taken: list[Any] = [
-            dequantize(s, xp.dtype(rows), numbers)
-            if isinstance(s, QuantizedWeight)
-            else None
-            if s is None
-            else xp.take(s, numbers, 0)
-            for s in self.stacks
-        ]
+            dequantize(s, xp.dtype(rows), numbers) if isinstance(s, QuantizedWeight)
+            else xp.take(s, numbers, 0) for s in (gate_up, down)
+        ]  # fmt: skip
+        taken += [None if bias is None else xp.take(bias, numbers, 0) for bias in biases]
         row = xp.reshape(rows, (rows.shape[0], 1, rows.shape[1]))
         between = self._between(self._product(row, taken[0], taken[2]), rows)
         return xp.reshape(self._product(between, taken[1], taken[3]), tuple(rows.shape))
