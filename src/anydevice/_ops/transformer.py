@@ -724,7 +724,7 @@ def _experts(
             for s in (gate_up, down)
         )
         biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
-        options = {"activation": activation, "alpha": alpha, "limit": limit}
+        options: Any = {"activation": activation, "alpha": alpha, "limit": limit}
         return experts(x, gate_up, down, chosen, weights, **biases, **options)
     elif tokens <= FEW_TOKENS:
         result = _side_by_side(networks, x, chosen, weights)
