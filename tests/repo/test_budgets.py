@@ -20,12 +20,12 @@ BUDGETS = {
     "_compile": 2_220,  # calls may change nothing else; inputs in other forms
     "_core": 5_895,  # optional primitives; Intel GPUs; quantized weights; names of other libraries
     "_engines": 11_940,  # optional primitives; quantized products; torch.xpu; matrices by columns
-    "_formats": 3_630,  # GGUF files are written; quantized folders; quantizers
+    "_formats": 3_640,  # GGUF files are written; quantized folders; quantizers; scales are checked
     "_libraries": 6_155,  # watched processes; graphs of ONNX Runtime; Equinox is mapped
-    "_llm": 5_635,  # types of replies; quantized weights; decoders as graphs of ONNX Runtime
+    "_llm": 5_650,  # types of replies; quantized weights; decoders as graphs of ONNX Runtime
     "_machine": 8_790,  # requirements and their sources; Intel GPUs; virtual CPUs; variables
     "_nn": 4_195,  # layers, losses and optimizers of Keras people; names of axes
-    "_ops": 4_900,  # the rest of the array API standard; dequantize and quantized_linear
+    "_ops": 4_930,  # the rest of the array API standard; products with quantized weights, experts
     "_parallel": 2_230,
     "_plan": 5_620,  # quantized weights in plans
     "_proofs": 9_215,  # ONNX files are lowered twice, and compared; more layers in both lowerings
