@@ -15,7 +15,6 @@ import gc
 import itertools
 import multiprocessing
 import os
-import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -27,23 +26,20 @@ import torch
 
 import anydevice
 from anydevice import llm
-from anydevice._check import checks as trials
-from anydevice._check.cases.decoding import OTHERS
+from anydevice._check import verify
 from anydevice._check.cases.quantized import SCHEMES
-from anydevice._check.cases.table import TABLE
-from anydevice._core.device import Device
 from anydevice._core.quantized import SUPER_BLOCK, QuantizedWeight, low_bits
-from anydevice._core.record import replace
-from anydevice._engines.torch.triton import decode_products, fused, quantized
+from anydevice._engines.torch.triton import decode_products, quantized
 from anydevice._engines.torch.triton.decode_products import ProductTile
 from anydevice._formats.quantized import FLOAT8_TABLES
 from anydevice._llm.description import describe
 from anydevice._llm.weights import parameters_of, tree_of
-from anydevice._machine.engines import registry
+from anydevice._ops.trusted_kernels import on_trial
 from anydevice._plan.config import as_config
 from anydevice._plan.plan import PREFILL_CHUNK
 
 HALF = torch.bfloat16
+LAYERS = "decoder_layer", "prompt_layer", "final_logits"
 SHAPES = {
     "qkv": (6144, 4096, False),
     "output": (4096, 4096, False),
@@ -79,7 +75,10 @@ def random_weight(scheme: str, rows: int, columns: int) -> QuantizedWeight:
     def scales(size: int, spread: float) -> torch.Tensor:
         return (torch.rand(rows, size, device="cuda") * spread).half()
 
-    fields: dict[str, Any] = {"codes": packed(low), "high": packed(bits - low) if bits > low else None}
+    fields: dict[str, Any] = {
+        "codes": packed(low),
+        "high": packed(bits - low) if bits > low else None,
+    }
     if integer:
         blocks, groups = columns // block, columns // SUPER_BLOCK
         many = partial(torch.randint, 1, 64, (rows, blocks), dtype=torch.int8, device="cuda")
@@ -87,9 +86,11 @@ def random_weight(scheme: str, rows: int, columns: int) -> QuantizedWeight:
         if minimums:
             fields |= {"minimums": -many(), "super_minimums": scales(groups, spread / 8)}
     elif table is not None:
-        fields["codes"] = (torch.randn(rows, columns, device="cuda") * 16).to(
-            torch.float8_e4m3fn
-        ).view(torch.uint8)
+        fields["codes"] = (
+            (torch.randn(rows, columns, device="cuda") * 16)
+            .to(torch.float8_e4m3fn)
+            .view(torch.uint8)
+        )
         fields["scales"] = torch.full((rows, 1), columns**-0.5 / 16, device="cuda")
     else:
         fields["scales"] = scales(columns // block, spread)
@@ -102,28 +103,14 @@ def random_weight(scheme: str, rows: int, columns: int) -> QuantizedWeight:
 
 
 def check(options: argparse.Namespace) -> Iterator[Row]:
-    engine, device = registry.load("torch"), Device("cuda:0")
-    for name in ("quantized_linear", "decoder_layer", "prompt_layer", "final_logits", "quantized_embedding"):
+    """Judge the kernels by the cases that decide about trust."""
+    here = verify.runner(anydevice.device("cuda", engine="torch"), "torch")
+    for name in ("quantized_linear", "quantized_embedding", *LAYERS):
         for dtype in options.dtypes.split(","):
-            row = OTHERS.get(name) or TABLE[name]
-            function = fused.UNTRUSTED_KERNELS[name]
-            wrong, right, left = [], 0, 0
-            for case in row.cases:
-                if case.dtypes is not None and dtype not in case.dtypes:
-                    continue
-
-                def run(*arguments: Any) -> Any:
-                    given = arguments if name != "quantized_linear" or len(arguments) > 2 else (*arguments, None)
-                    return function(*given)
-
-                said = trials.run(trials.prepare(replace(row, function=run), case, dtype), engine, device)
-                if said is not None and "NotImplementedType" in str(said):
-                    left += 1
-                elif said is not None:
-                    wrong.append(f"{case.name}: {said}")
-                else:
-                    right += 1
-            yield f"{name}, {dtype}", f"{right} right, {left} left to ops, wrong: {wrong}", not wrong
+            step = verify._Step(verify._row_of(name), "kernel", dtype)
+            with on_trial((name,), dtype, str(here.place)):
+                verdict, _ = verify._judge(step, here, lambda case: None)
+            yield f"{name}, {dtype}", f"{verdict}", verdict.state == "right"
 
 
 # Which tiles
@@ -133,7 +120,9 @@ def candidates(rows: int, kind: str, bits: int) -> list[ProductTile]:
     count, columns, gated = SHAPES[kind]
     found = []
     if rows == 1:
-        for outputs, inputs, warps in itertools.product((1, 2, 4, 8, 16), (1024, 2048, 4096, 8192), (1, 2, 4, 8)):
+        for outputs, inputs, warps in itertools.product(
+            (1, 2, 4, 8, 16), (1024, 2048, 4096, 8192), (1, 2, 4, 8)
+        ):
             if inputs > columns:
                 continue
             words = outputs * (2 if gated else 1) * inputs * (4 if bits < 8 else 8) // 32
@@ -145,14 +134,18 @@ def candidates(rows: int, kind: str, bits: int) -> list[ProductTile]:
     ):
         lines = outputs * (2 if gated else 1)
         programs = count // lines * splits
-        if lines > 128 or not 130 <= programs <= 2500 or not 2**12 <= lines * inputs <= 2**15 or columns < splits * inputs * 4:
+        if (
+            lines > 128
+            or not 130 <= programs <= 2500
+            or not 2**12 <= lines * inputs <= 2**15
+            or columns < splits * inputs * 4
+        ):
             continue
         found.append(ProductTile(outputs, inputs, warps, stages, splits))
     return found
 
 
 def compile_tile(scheme: str, kind: str, rows: int, tile: ProductTile) -> str:
-    count, columns, gated = SHAPES[kind]
     try:
         run = launches(scheme, kind, rows, tile, 1, count=512)
         run()
@@ -162,7 +155,9 @@ def compile_tile(scheme: str, kind: str, rows: int, tile: ProductTile) -> str:
     return ""
 
 
-def launches(scheme: str, kind: str, rows: int, tile: ProductTile, copies: int, count: int = 0) -> Any:
+def launches(
+    scheme: str, kind: str, rows: int, tile: ProductTile, copies: int, count: int = 0
+) -> Any:
     own, columns, gated = SHAPES[kind]
     count = count or own
     weights = KEPT.get((scheme, kind)) if count == own else None
@@ -178,7 +173,9 @@ def launches(scheme: str, kind: str, rows: int, tile: ProductTile, copies: int, 
     out = torch.empty(rows, wide, device="cuda", dtype=HALF)
     residual = torch.randn_like(out) if kind in ("output", "down") else None
     given = {"in_order": kind == "qkv"}
-    tiles = {(f"{kind}, {quantized._bits(weights[0])}", 1 if rounded else quantized._padded(rows)): tile}
+    tiles = {
+        (f"{kind}, {quantized._bits(weights[0])}", 1 if rounded else quantized._padded(rows)): tile
+    }
     if kind != "qkv":
         given = {"in_order": False}
 
@@ -191,7 +188,9 @@ def launches(scheme: str, kind: str, rows: int, tile: ProductTile, copies: int, 
 
     def run() -> None:
         for weight in weights:
-            fitted = quantized.tile_of(kind, 1 if rounded else quantized._padded(rows), weight, tiles, **given)
+            fitted = quantized.tile_of(
+                kind, 1 if rounded else quantized._padded(rows), weight, tiles, **given
+            )
             quantized._multiply(
                 fitted, arranged, weight, None, residual, out, 0, wide, gated, 1.0, rounded, 1
             )
@@ -263,22 +262,6 @@ def tune(options: argparse.Namespace) -> Iterator[Row]:
 # How fast
 
 
-def profile(options: argparse.Namespace) -> Iterator[Row]:
-    """Where the time of a step goes: the kernels of one replay, by their share."""
-    for scheme in options.only.split(","):
-        model = random_model(scheme)
-        language_models.streamed(model, 512, 32)
-        executor = model._executor
-        rows = int(options.batches)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
-            model.generate([language_models.numbers(512)] * rows, 16, temperature=0.8, seed=1)
-        del executor, model
-        for event in sorted(found.key_averages(), key=lambda each: -each.device_time_total)[:14]:
-            took = f"{event.device_time_total / 1000:.2f} ms, {event.count} × {event.device_time:.2f} µs"
-            yield event.key[:60], took, None
-        anydevice.release(anydevice.device("cuda", engine="torch"))
-
-
 def random_model(scheme: str, context: int = 8192) -> llm.LanguageModel:
     """Make a 7B shape with random weights; Q4_K_M has Q6_K in the head and half of two matrices."""
     device = anydevice.device("cuda", engine="torch")
@@ -301,7 +284,8 @@ def random_model(scheme: str, context: int = 8192) -> llm.LanguageModel:
             if more and name == "qkv":
                 keys = 1024
                 arrays[path] = (
-                    random_weight("q4_k", shape[0] - keys, shape[1]), random_weight("q6_k", keys, shape[1])
+                    random_weight("q4_k", shape[0] - keys, shape[1]),
+                    random_weight("q6_k", keys, shape[1]),
                 )
                 continue
         arrays[path] = random_weight(kind, *shape)
@@ -354,7 +338,7 @@ def speed(options: argparse.Namespace) -> Iterator[Row]:
                 yield f"{scheme}, {name}", said, share >= bar
 
 
-PARTS = {"check": check, "tune": tune, "speed": speed, "profile": profile}
+PARTS = {"check": check, "tune": tune, "speed": speed}
 
 
 def main() -> None:

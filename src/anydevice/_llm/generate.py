@@ -447,13 +447,11 @@ class DecoderExecutor(Executor):
         if head is not None and "bias" in head:
             return NotImplemented
         weight = self._embedding["embedding"] if head is None else head["weight"]
-        exact = ()
-        if isinstance(weight, QuantizedWeight | tuple):
-            if not self._fuses_quantized:
-                return NotImplemented
-            exact = (self._exact,)
         rows = primitives(x).reshape(x, (x.shape[0], x.shape[2]))
-        return own(rows, norm["weight"], weight, self.description.eps, *exact)
+        given = rows, norm["weight"], weight, self.description.eps
+        if not isinstance(weight, QuantizedWeight | tuple):
+            return own(*given)
+        return own(*given, self._exact) if self._fuses_quantized else NotImplemented
 
     def scores(self, x: Array, targets: Array) -> Array:
         return self._scores({**self._norm, **self._head}, x, targets)

@@ -938,6 +938,7 @@ DRAW_TOKEN = Row(
     reference=_draw_reference,
 )
 
+
 def _embedding_call(scheme: str, *ids: int) -> Make:
     def make(draw: Draw) -> Call:
         table = draw_weight(draw, scheme, 40, 256)

@@ -132,10 +132,11 @@ def product(
 ) -> Tensor:
     """Multiply `x` (rows, inputs), normed by `norm` (inputs,), with `weight` (outputs, inputs).
 
-    `bias` is added. One row may meet a weight in float8, whose rows have `scales`. `gated`: the weight has the rows of the gates first and then as many others,
+    `bias` is added. `gated`: the weight has the rows of the gates first and then as many others,
     and the result is silu(gate) × other. `residual` (rows, outputs) is added to `factor` times
-    that. All tensors are contiguous. Sums are float32, rounded once. With `in_order`, what
-    follows begins only when all before this launch has ended.
+    that. With one row, the weight may be float8 with `scales` for its rows. All tensors are
+    contiguous. Sums are float32, rounded once. With `in_order`, what follows begins only when all
+    before this launch has ended.
     """
     rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)

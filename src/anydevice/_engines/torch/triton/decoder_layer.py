@@ -69,16 +69,12 @@ def decoder_layer(
     stream = multiply(
         "output", y, weights.output, bias=weights.output_bias, residual=stream, factor=factor
     )
-    y = multiply(
-        "gate_up", stream, weights.gate_up, norm=weights.mlp_norm, eps=eps, gated=True
-    )
+    y = multiply("gate_up", stream, weights.gate_up, norm=weights.mlp_norm, eps=eps, gated=True)
     stream = multiply("down", y, weights.down, residual=stream, factor=factor)
     return stream.view(rows, 1, hidden)
 
 
-def any_product(
-    kind: str, x: Tensor, weight: Any, *, exact: bool, **options: Any
-) -> Tensor:
+def any_product(kind: str, x: Tensor, weight: Any, *, exact: bool, **options: Any) -> Tensor:
     """Multiply with a weight that may be quantized; `exact` if `x` must not be rounded to int8."""
     if isinstance(weight, Tensor):
         return product(kind, x, weight, **options)

@@ -352,15 +352,11 @@ def _quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -
     rows = x.reshape(-1, inputs).contiguous()
     if len(rows) <= MOST_NORMED_ROWS:
         y = quantized.product("op", rows, weight, bias=bias, terms=2)
-        return y.view(*x.shape[:-1], outputs)
-    if not WIDE_PRODUCTS:
+    elif WIDE_PRODUCTS:
+        y = quantized.product_of_many(rows, weight, bias)
+    else:
         return NotImplemented
-    several = [
-        torch.mm(rows, term.t(), out_dtype=torch.float32)
-        for term in quantized.dequantized(weight, x.dtype, terms=2)
-    ]
-    y = several[0] + several[1] if bias is None else several[0] + several[1] + bias
-    return y.to(x.dtype).view(*x.shape[:-1], outputs)
+    return y.view(*x.shape[:-1], outputs)
 
 
 def _quantized_embedding(like: Tensor, table: QuantizedWeight, ids: Tensor) -> Tensor:

@@ -77,6 +77,8 @@ FLOAT8_TILES: ProductTiles = {
 }
 """By product, the tiles of one row and float8."""
 
+BLOCK = 2**24
+"""Elements of a matrix that are dequantized at a time for many rows."""
 UNPACKED = ProductTile(64, 256, 4)
 """The rows and columns of a program that dequantizes, and its warps."""
 
@@ -187,13 +189,13 @@ def product(
     numbers in the dtype of x: 2 are nearly float32. A gated weight has one part.
     """
     parts = parts_of(weights)
-    rows, inputs = x.shape
+    rows = len(x)
     if rows == 1 and len(parts) == 1 and has_float8_rows(parts[0]):
         codes: Any = parts[0].codes
-        given = {"norm": norm, "eps": eps, "bias": bias, "gated": gated, "residual": residual}
+        scales: Any = parts[0].scales
         return decode_products.product(
-            kind, x, codes.view(torch.float8_e4m3fn), scales=parts[0].scales, factor=factor,
-            tiles=FLOAT8_TILES, in_order=in_order, **given,
+            kind, x, codes.view(torch.float8_e4m3fn), scales=scales, norm=norm, eps=eps, bias=bias,
+            gated=gated, residual=residual, factor=factor, tiles=FLOAT8_TILES, in_order=in_order,
         )  # fmt: skip
     outputs = sum(part.shape[0] for part in parts) // (2 if gated else 1)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
@@ -250,7 +252,8 @@ def _multiply(
         _some_rows, (programs, tile.splits), device,
         x.x, *_bytes(weight), bias, residual, out, partial, counts, rows, outputs, width, factor,
         planes=x.planes, terms=terms, float8=_as_float8(weight), block_rows=padded,
-        assembly=_assembly_of(weight, out.dtype) if terms == 1 else None, splits=tile.splits, stages=tile.stages, **shared,
+        assembly=_assembly_of(weight, out.dtype) if terms == 1 else None,
+        splits=tile.splits, stages=tile.stages, **shared,
     )  # fmt: skip
 
 
@@ -292,24 +295,22 @@ def has_float8_rows(weight: QuantizedWeight) -> bool:
     return whole and weight.shape[1] % 16 == 0 and _as_float8(weight)
 
 
-def multiply_rounded(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None
-) -> Tensor:
-    """Return the product of rows that are rounded to float8, with a scale for each.
+def multiply_rounded(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+    """Round the rows of x to float8, with a scale for each, and multiply by the library's product.
 
-    By the library's own product; both must have multiples of 16 rows.
+    Both must have multiples of 16 rows.
     """
-    (rows, inputs), codes = x.shape, weight.codes
+    rows, inputs = x.shape
     rounded = torch.empty_like(x, dtype=torch.float8_e4m3fn)
     steps = x.new_empty((rows, 1), dtype=torch.float32)
     start(
         _round, (rows,), x.device, x, rounded, steps, inputs,
         block=triton.next_power_of_2(inputs), num_warps=8,
     )  # fmt: skip
+    codes: Any = weight.codes
     scales: Any = weight.scales
-    theirs: Any = codes
     return torch._scaled_mm(
-        rounded, theirs.view(torch.float8_e4m3fn).t(), steps, scales.float().t(), bias,
+        rounded, codes.view(torch.float8_e4m3fn).t(), steps, scales.float().t(), bias,
         out_dtype=x.dtype, use_fast_accum=True,
     )  # fmt: skip
 
@@ -357,6 +358,22 @@ def _dequantize(
     )  # fmt: skip
 
 
+def product_of_many(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """Multiply many rows as if the weight were float32, a block of its rows at a time."""
+    outputs, inputs = weight.shape
+    y = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
+    step = max(1, BLOCK // inputs)
+    for at in range(0, outputs, step):
+        end = min(outputs, at + step)
+        arrays: Any = {name: array[at:end] for name, array in weight.arrays.items()}  # type: ignore[index]
+        block = weight.with_arrays(arrays, (end - at, inputs))
+        high, low = dequantized(block, x.dtype, terms=2)
+        wide = torch.mm(x, high.t(), out_dtype=torch.float32)
+        wide += torch.mm(x, low.t(), out_dtype=torch.float32)
+        y[:, at:end] = wide if bias is None else wide + bias[at:end]
+    return y
+
+
 def parts_of(weights: Weights) -> tuple[QuantizedWeight, ...]:
     """Return the parts of a weight, which may have different schemes."""
     return weights if isinstance(weights, tuple) else (weights,)
@@ -389,8 +406,9 @@ def _arrange(
     place = row * inputs + column % planes * (inputs // planes) + column // planes
     if rounded:
         value = tl.reshape(value, (block // 32, 32))
-        step = tl.max(tl.abs(value), 1) / 127.0
-        # A block of zeros has no step; one that is not finite has no codes, but a scale that is not.
+        # A block of zeros has no step, and one with NaN an infinite one, so that its sums are NaN.
+        size = tl.where(value == value, tl.abs(value), float("inf"))
+        step = tl.max(size, 1) / 127.0
         inverse = tl.where(step > 0, 1.0 / step, 0.0)
         code = tl.floor(value * inverse[:, None] + 0.5)
         group = tl.program_id(1) * (block // 32) + tl.arange(0, block // 32)
@@ -525,16 +543,10 @@ def _one_row(
         now = first + group
         here = known[:, None, None] & (now < groups)[None, :, None]
         spot = row + now[None, :, None] * words + word
-        if first == 0:
-            value = first_codes
-        else:
-            value = _read(codes, spot, here, even)
+        value = first_codes if first == 0 else _read(codes, spot, here, even)
         rest = value
         if high is not None:
-            if first == 0:
-                rest = first_high
-            else:
-                rest = _read(high, spot, here, even)
+            rest = first_high if first == 0 else _read(high, spot, here, even)
         # With a pointer for each line, so that no element changes its thread.
         place = x + (line * 0)[:, None, None] + now[None, :, None] * words + word
         nothing = tl.zeros([lines, at_once, words], tl.int32)
@@ -685,8 +697,18 @@ def _tile(
     pair = start // planes + tl.arange(0, columns)
     here = known[:, None] & (pair * planes < last)[None, :]
     scale = _scale_of_columns(
-        scales, super_scales, line, known, start, last, inputs, block, lines, some,
-            columns, even,
+        scales,
+        super_scales,
+        line,
+        known,
+        start,
+        last,
+        inputs,
+        block,
+        lines,
+        some,
+        columns,
+        even,
     )
     byte = pair // 2 if low == 2 else pair
     packed = _read(codes, line[:, None] * (inputs * low // 8) + byte[None, :], here, even)
@@ -708,8 +730,18 @@ def _tile(
         right = _numbers(second, levels, zero) * scale
     if minimums is not None:
         added = _scale_of_columns(
-            minimums, super_minimums, line, known, start, last, inputs, block, lines, some,
-            columns, even,
+            minimums,
+            super_minimums,
+            line,
+            known,
+            start,
+            last,
+            inputs,
+            block,
+            lines,
+            some,
+            columns,
+            even,
         )
         left += added
         right += added
@@ -727,14 +759,34 @@ def _assembled_tile(
     pair = start // 2 + tl.arange(0, columns)
     here = known[:, None] & (pair * 2 < last)[None, :]
     scale = _scale_of_columns(
-        scales, super_scales, line, known, start, last, inputs, block, lines, some,
-            columns, even,
+        scales,
+        super_scales,
+        line,
+        known,
+        start,
+        last,
+        inputs,
+        block,
+        lines,
+        some,
+        columns,
+        even,
     ).to(like.dtype.element_ty)
     added = tl.zeros_like(scale)
     if minimums is not None:
         added = _scale_of_columns(
-            minimums, super_minimums, line, known, start, last, inputs, block, lines, some,
-            columns, even,
+            minimums,
+            super_minimums,
+            line,
+            known,
+            start,
+            last,
+            inputs,
+            block,
+            lines,
+            some,
+            columns,
+            even,
         ).to(like.dtype.element_ty)
     packed = _read(codes, line[:, None] * (inputs // 2) + pair[None, :], here, even)
     if high is not None:
@@ -766,7 +818,7 @@ def _assembled_tile(
 @triton.jit
 def _add_product(sums, numbers, value, terms: tl.constexpr):
     """Add the product of float32 numbers, rounded to the dtype of `value` in some terms."""
-    for term in tl.static_range(terms):
+    for _ in tl.static_range(terms):
         rounded = numbers.to(value.dtype)
         sums = tl.dot(value, tl.trans(rounded), sums, input_precision="ieee")
         if terms > 1:
