@@ -1,11 +1,13 @@
-"""Quantized models on CUDA: their kernels checked, their tiles tuned, a 7B shape measured.
+"""Quantized models on CUDA: kernels checked, tiles tuned, a 7B shape measured, text compared.
 
-    PYTHONPATH=src python bench/gpu_quantized.py [check] [tune] [speed] [--seconds 60] [--only q4_k]
+    PYTHONPATH=src python bench/gpu_quantized.py [check] [tune] [speed] [text] [experts]
 
-Needs an NVIDIA card of the size of an H200; `check` and `speed` run unless some are named. `check`
-runs the cases that decide about trust. `tune` times each product alone over many tiles, and prints
-a table to put into the code. `speed` runs a 7B shape with random weights through the public API, in
-each scheme and in bfloat16: a stream, batches, and a prompt.
+Needs an NVIDIA card of the size of an H200; all but `tune` run unless some are named. `check`
+runs the cases that decide about trust. `tune` times each product alone over many tiles. `speed`
+runs a 7B shape with random weights through the public API, in each scheme and in bfloat16: a
+stream, batches, and a prompt. `text` scores a story with stories260K, which lies in the folder
+that `ANYDEVICE_DATA` names, beside float32 on the CPU. `experts` runs a small gpt-oss in MXFP4,
+beside NumPy. `--only q4_k,q8_0` names schemes.
 """
 
 from __future__ import annotations
@@ -15,20 +17,24 @@ import gc
 import itertools
 import multiprocessing
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import llm as language_models
+import numpy as np
 import torch
+from quantized_text import DATA, PROMPT, REPLY, ROUNDED, STORY
 
 import anydevice
 from anydevice import llm
 from anydevice._check import verify
 from anydevice._check.cases.quantized import SCHEMES
-from anydevice._core.quantized import SUPER_BLOCK, QuantizedWeight, low_bits
+from anydevice._core.quantized import FP4_TABLE, SUPER_BLOCK, QuantizedWeight, low_bits
 from anydevice._engines.torch.triton import decode_products, quantized
 from anydevice._engines.torch.triton.decode_products import ProductTile
 from anydevice._formats.quantized import FLOAT8_TABLES
@@ -338,7 +344,68 @@ def speed(options: argparse.Namespace) -> Iterator[Row]:
                 yield f"{scheme}, {name}", said, share >= bar
 
 
-PARTS = {"check": check, "tune": tune, "speed": speed}
+# Which text
+
+
+def text(options: argparse.Namespace) -> Iterator[Row]:
+    card, host = (anydevice.device(name, engine="torch") for name in ("cuda", "cpu"))
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in ("q8_0", "q4_0", "q4_1"):
+            path = llm.quantize(DATA / "stories260K", Path(folder, f"{kind}.gguf"), kind).path
+            right = llm.load(path, host, "float32", activations="exact")
+            expected = right.generate(PROMPT, REPLY).tokens
+            for dtype, exact in itertools.product(
+                ("bfloat16", "float16", "float32"), (None, "exact")
+            ):
+                model = llm.load(path, card, dtype, activations=exact)
+                more = model.score(STORY).perplexity / right.score(STORY).perplexity - 1
+                found = model.generate(PROMPT, REPLY).tokens
+                same = sum(one == other for one, other in zip(found, expected, strict=True))
+                said = f"perplexity {more:+.3%} (bar 0.5 %), {same} of {REPLY} tokens equal"
+                yield f"{kind}, {dtype}, {exact or '8 bits'}", said, abs(more) <= ROUNDED
+
+
+GPT_OSS = {
+    "model_type": "gpt_oss", "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "vocab_size": 200, "sliding_window": 16, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512, "rope_theta": 150000, "tie_word_embeddings": False,
+    "swiglu_limit": 7.0, "attention_bias": True,
+}  # fmt: skip
+
+
+def experts(options: argparse.Namespace) -> Iterator[Row]:
+    from tests.llm.random_weights import random_parameters
+
+    card, host = anydevice.device("cuda", engine="torch"), anydevice.device("cpu", engine="numpy")
+    description, random = describe(as_config(GPT_OSS)), np.random.default_rng(0)
+    parameters = random_parameters(description, 0, host, "float32")
+    for layer in parameters["layers"]:
+        for name in ("gate_up", "down"):
+            shape = tuple(layer["experts"][name].shape)
+            codes: Any = random.integers(0, 256, (*shape[:-1], shape[-1] // 2)).astype(np.uint8)
+            exponents = random.integers(-5, -3, (*shape[:-1], shape[-1] // 32))
+            scales: Any = np.float32(2 * shape[-1] ** -0.5) * 2.0**exponents
+            layer["experts"][name] = QuantizedWeight(
+                "mxfp4", shape, 4, 32, codes, scales.astype(np.float32), table=FP4_TABLE
+            )
+    replies = []
+    for device in (host, card):
+        plan = anydevice.plan_inference(GPT_OSS, device, context=256, dtype="float32")
+        tokenizer: Any = language_models.Digits()
+        moved = anydevice.to_device(parameters, device)
+        model = llm.LanguageModel(description, moved, tokenizer, device, plan)
+        replies.append(model.generate(language_models.numbers(40), 24, logprobs=True))
+    same = sum(a == b for a, b in zip(replies[0].tokens, replies[1].tokens, strict=True))
+    off = max(abs(a - b) for a, b in zip(replies[0].logprobs, replies[1].logprobs, strict=True))
+    yield (
+        "gpt-oss in MXFP4",
+        f"{same} of 24 tokens equal, log probabilities off by {off:.1e}",
+        same == 24,
+    )
+
+
+PARTS = {"check": check, "tune": tune, "speed": speed, "text": text, "experts": experts}
 
 
 def main() -> None:
@@ -352,7 +419,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--alone", action="store_true", help="no batches")
     options = parser.parse_args()
-    for name in options.parts or ["check", "speed"]:
+    for name in options.parts or [name for name in PARTS if name != "tune"]:
         for label, said, met in PARTS[name](options):
             print(f"{language_models.MARKS[met]} {label:<32} {said}", flush=True)
 
