@@ -141,11 +141,10 @@ class GgufTensor(StoredTensor):
 
     def check(self, file: PlainFile) -> None:
         """Read all blocks with scales, some at a time; raise as `blocks` does."""
-        packing = self.packing
+        packing, step = self.packing, _WINDOW // self.packing.bytes
         count = self.nbytes // packing.bytes if self.scheme else 0
-        for at in range(0, count, _WINDOW // packing.bytes):
-            size = min(count - at, _WINDOW // packing.bytes)
-            self._checked_blocks(file, [at * packing.elements], size)
+        for at in range(0, count, step):
+            self._checked_blocks(file, [at * packing.elements], min(count - at, step))
 
     def _checked_blocks(self, file: PlainFile, first: Sequence[int], blocks: int) -> Any:
         raw = self._bytes(file, first, blocks)

@@ -35,7 +35,7 @@ from anydevice._formats.load import (
 )
 from anydevice._formats.quantize import SCHEMES, fitting, quantizer_of
 from anydevice._formats.quantized_folder import QuantizedTensor, quantized_tensors
-from anydevice._formats.safetensors import StoredTensor, read_model
+from anydevice._formats.safetensors import SafeTensor, StoredTensor, read_model
 from anydevice._llm.description import Description, LayerDescription, Routing
 from anydevice._ops.dispatch import own_version
 from anydevice._plan.config import CONFIG_NAME, is_gguf_path, read_config
@@ -173,9 +173,8 @@ def plan_parameters(
     `dtype` is that of floating-point parameters, and of the numbers that a layer computes with
     quantized ones; the default is the dtype of the stored embedding.
 
-    Raises, naming file and tensor: `TransferError` for tensors that are missing, left over or of
-    the wrong shape, or have scales that are NaN or infinite, `UnsupportedError` for a method of
-    quantization that is not read.
+    Raises, naming file and tensor: `TransferError` for tensors that are missing, left over, of a
+    wrong shape or with scales that are not finite, `UnsupportedError` for an unknown quantization.
     """
     if not isinstance(folder, GgufFile) and is_gguf_path(path := expanded(folder)):
         folder = read_gguf(path)
@@ -189,7 +188,8 @@ def plan_parameters(
         checks = [partial(x.check, files.of(x)) for x in tensors if isinstance(x, GgufTensor)]
         packed, widen = [x for x in tensors if isinstance(x, QuantizedTensor)], not weights.stored
         checks += [partial(x.check, files.of(x), widen=widen) for x in packed]
-        do_together(checks)
+        if checks:
+            do_together(checks)
     return plan
 
 
@@ -274,6 +274,7 @@ def _plan_stored(
     if dtype is None and embedding is not None:
         wanted = embedding.tensor.dtype
     plan: dict[TreePath, Stored] = {}
+    packed = weights.stored and {type(part.tensor) for part in stored.values()} != {SafeTensor}
     unpacked: list[StoredTensor] = []
     used: set[str] = set()
     for path, prefix, parameters in _groups(description):
@@ -283,10 +284,11 @@ def _plan_stored(
             planned = plan[(*path, *parameter.path)] = weights.plan(parameter, parts, kind)
             for part in parts:
                 used.add(part.tensor.name)
-            for one in stored_parts(planned):
-                if parameter.quantizable and weights.stored and isinstance(one, Joined):
+            for one in stored_parts(planned) if packed and parameter.quantizable else ():
+                if isinstance(one, Joined):
                     unpacked += [part.tensor for part in one.parts]
-    _warn_of_unpacked(unpacked, wanted, source)
+    if unpacked:
+        _warn_of_unpacked(unpacked, wanted, source)
     left = {name for name, part in stored.items() if part.tensor.name not in used}
     _refuse_left_over(left, stored, description)
     return plan
