@@ -20,12 +20,12 @@ BUDGETS = {
     "_compile": 2_205,  # calls may change nothing else; inputs in other forms
     "_core": 5_915,  # optional primitives; Intel GPUs; quantized weights; other names; signals
     "_engines": 11_885,  # optional primitives; quantized products; torch.xpu; matrices by columns
-    "_formats": 3_595,  # GGUF files are written; quantized folders; quantizers
+    "_formats": 3_640,  # GGUF files are written; quantized folders; quantizers; scales are checked
     "_libraries": 6_115,  # watched processes; graphs of ONNX Runtime; Equinox is mapped
     "_llm": 5_635,  # types of replies; quantized weights; decoders as graphs of ONNX Runtime
     "_machine": 8_700,  # requirements and their sources; Intel GPUs; virtual CPUs; variables
     "_nn": 4_195,  # layers, losses and optimizers of Keras people; names of axes
-    "_ops": 4_890,  # the rest of the array API standard; dequantize and quantized_linear
+    "_ops": 4_930,  # the rest of the array API standard; products with quantized weights, experts
     "_parallel": 2_205,
     "_plan": 5_600,  # quantized weights in plans
     "_proofs": 9_215,  # ONNX files are lowered twice, and compared; more layers in both lowerings

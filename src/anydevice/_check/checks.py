@@ -287,8 +287,8 @@ def _flush_subnormals(x: Array, dtype: str) -> Array:
 
 def mapped(made: Call, change: Callable[[Array], Any]) -> Call:
     def changed(value: Any) -> Any:
-        if isinstance(value, list):
-            return [changed(part) for part in value]
+        if type(value) in (list, tuple):
+            return type(value)([changed(part) for part in value])
         if isinstance(value, QuantizedWeight):
             return value.with_arrays({name: change(x) for name, x in value.arrays.items()})  # type: ignore[arg-type]
         return change(value) if isinstance(value, np.ndarray) else value

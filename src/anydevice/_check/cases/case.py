@@ -38,19 +38,22 @@ _BLOCK = 1_048_573
 
 
 class Call(Record):
-    """The arguments of a call: NumPy arrays, lists of them, quantized weights, plain values."""
+    """The arguments of a call: NumPy arrays, quantized weights, lists of them, plain values."""
 
     arguments: tuple[Any, ...]
     options: Mapping[str, Any] = NOTHING
 
     def arrays(self) -> list[Array]:
-        leaves: list[Array] = []
-        for value in (*self.arguments, *self.options.values()):
+        """Return every array of the call, in order."""
+
+        def leaves(value: Any) -> list[Array]:
             if isinstance(value, QuantizedWeight):
                 value = list(value.arrays.values())
-            several = value if isinstance(value, list) else [value]
-            leaves += [x for x in several if isinstance(x, np.ndarray)]
-        return leaves
+            if isinstance(value, list | tuple):
+                return [x for part in value for x in leaves(part)]
+            return [value] if isinstance(value, np.ndarray) else []
+
+        return leaves([*self.arguments, *self.options.values()])
 
     def describe(self, op: str) -> str:
         """Return the call as text, with shapes in place of arrays."""
