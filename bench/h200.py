@@ -208,6 +208,10 @@ def decoding() -> list[Row]:
     return script("gpu_decode", "check", "speed")
 
 
+def quantized() -> list[Row]:
+    return script("gpu_quantized")
+
+
 def experts() -> list[Row]:
     return script("gpu_experts")
 
@@ -273,6 +277,7 @@ PARTS: tuple[Callable[[], list[Row]], ...] = (
     moving,
     kernels,
     decoding,
+    quantized,
     experts,
     language_models,
     cpu_and_gpu,

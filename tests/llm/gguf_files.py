@@ -43,10 +43,12 @@ def write(
     tokenizer: Mapping[str, Any] | None = None,
     packing: str = "F32",
     tables: Arrays | None = None,
+    others: Mapping[str, str] | None = None,
 ) -> Path:
     """A file of tensors that are named as in a folder.
 
-    `heads`, of queries and keys, are given where rows are to be permuted.
+    `heads`, of queries and keys, are given where rows are to be permuted. `others` are types other
+    than `packing`, by a part of the names that the file has.
     """
     kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     layers = 1 + max(int(n.split(".")[2]) for n in state if n.startswith("model.layers."))
@@ -65,7 +67,8 @@ def write(
             x = permuted(x, heads[1])
         if unit_norm and name.endswith("norm.weight"):
             x = x + 1
-        add(writer, theirs, x.astype(np.float32), packing if x.ndim > 1 else "F32")
+        kind = next((kind for part, kind in (others or {}).items() if part in theirs), packing)
+        add(writer, theirs, x.astype(np.float32), kind if x.ndim > 1 else "F32")
     for name, x in (tables or {}).items():
         add(writer, name, x, "F32")
     finish(writer)

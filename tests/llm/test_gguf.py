@@ -29,7 +29,13 @@ from anydevice._plan.config import locate, read_config
 from anydevice._plan.model import shape_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 from anydevice.llm import load
-from tests.comparing import COPIED, SAME_PROGRAM, assert_same_integers, assert_same_values
+from tests.comparing import (
+    COPIED,
+    SAME_PROGRAM,
+    assert_close,
+    assert_same_integers,
+    assert_same_values,
+)
 from tests.llm.random_weights import load_parameters
 
 gguf = pytest.importorskip("gguf")
@@ -123,7 +129,7 @@ def made(folder: Path, name: str, *, wide: bool = False, **more: Any) -> tuple[P
     sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64} if wide else {}
     if wide:
         numbers = {**numbers, "embedding_length": 256, "feed_forward_length": 256}
-        numbers |= {"rope.dimension_count": 64}
+        numbers |= {"rope.dimension_count": 64} | {key: 64 for key in SIXTEEN if key in numbers}
     torch.manual_seed(5)
     config = transformers.AutoConfig.for_model(family, **{**SIZES, **options, **sizes})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -248,10 +254,42 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
 def test_other_types_are_unpacked_with_one_warning(tmp_path: Path) -> None:
     file = made(tmp_path, "llama", packing="TQ2_0", wide=True)[1]
     description = describe(read_config(file))
-    with pytest.warns(UserWarning, match=r"TQ2_0 are unpacked.* MiB or .* MiB") as caught:
+    with pytest.warns(UserWarning, match=r"303\.3 KiB of .* take 4\.6 MiB.*TQ2_0") as caught:
         parameters = load_parameters(file, description, CPU, "float32")
     assert len(caught) == 1
     assert not any(isinstance(x, QuantizedWeight) for x in leaves(parameters))
+
+
+def stacks_of(file: Path, stored: bool = True) -> tuple[list[str], Any]:
+    """Return the dtypes of the stacks of experts, and the logits of a text."""
+    description = describe(read_config(file))
+    parameters = load_parameters(file, description, CPU, "float32", weights=Weights(stored))
+    stacks = [x for layer in parameters["layers"] for x in layer["experts"].values()]
+    ids = np.arange(9, dtype="int32")[None]
+    return [str(stack.dtype) for stack in stacks], whole_logits(description, parameters, ids)
+
+
+@pytest.mark.filterwarnings("error")
+def test_each_stack_of_experts_keeps_its_own_type(tmp_path: Path) -> None:
+    others = {"blk.0.ffn_down_exps": "Q4_0", "blk.1.ffn_gate_exps": "Q5_1"}
+    others |= {"blk.1.ffn_up_exps": "Q5_1", "blk.2.ffn_down_exps": "F32"}
+    file = made(tmp_path, "qwen3moe", packing="Q8_0", others=others)[1]
+    kinds, logits = stacks_of(file)
+    assert kinds == ["q8_0", "q4_0", "q5_1", "q8_0", "q8_0", "float32"]
+    assert_close(logits, stacks_of(file, stored=False)[1], terms=2_000)
+
+
+@pytest.mark.parametrize(
+    ("other", "why"), [("Q4_0", "several types"), ("TQ2_0", "gguf unpacks TQ2_0.*several types")]
+)
+def test_a_mixed_stack_is_unpacked_with_one_warning(tmp_path: Path, other: str, why: str) -> None:
+    options = {"packing": "Q8_0", "others": {"blk.1.ffn_up_exps": other}, "wide": True}
+    file = made(tmp_path, "qwen3moe", **options)[1]
+    with pytest.warns(UserWarning, match=rf"float32: .* take 256\.0 KiB.*{why}") as caught:
+        kinds, logits = stacks_of(file)
+    assert len(caught) == 1
+    assert kinds == ["q8_0", "q8_0", "float32", "q8_0", "q8_0", "q8_0"]
+    assert_close(logits, stacks_of(file, stored=False)[1], terms=4_000)
 
 
 def test_llama_3s_factors_are_recognized(tmp_path: Path) -> None:

@@ -263,7 +263,9 @@ NAME = "blk.1.ffn_up.weight"
 
 
 @pytest.mark.parametrize("number", [np.nan, -np.inf])
-def test_scales_that_are_not_finite(file: Path, number: float) -> None:
+def test_scales_that_are_not_finite(file: Path, number: float, monkeypatch: Any) -> None:
+    monkeypatch.delattr("anydevice._llm.model.load_joined")  # arrays are not made before the error
+    monkeypatch.delattr("anydevice._llm.model._session_executor")
     tensor = read_gguf(file).tensors[NAME]
     at = tensor.start + 5 * tensor.packing.bytes
     copied = damaged(file, at, np.float16(number).tobytes())

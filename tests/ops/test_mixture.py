@@ -11,10 +11,11 @@ import pytest
 import anydevice
 from anydevice import ops
 from anydevice._check import reference
+from anydevice._formats.quantize import quantizer_of
 from anydevice._machine.engines import registry
 from anydevice._ops import transformer
 from anydevice.errors import ConfigurationError
-from tests.comparing import assert_same_values
+from tests.comparing import assert_close, assert_same_values
 
 Array = np.ndarray[Any, Any]
 ACTIVATIONS = ("swiglu", "geglu", "geglu_tanh", "clipped_swiglu")
@@ -57,6 +58,25 @@ def test_it_is_the_sum_over_the_chosen(tokens: int, k: int, count: int, activati
         result = ops.experts(*given, activation=activation, **options)
         want = wanted(*given, activation=activation, **options)
         np.testing.assert_allclose(result, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("engine", ["numpy", "torch", "jax", "mlx"])
+@pytest.mark.parametrize(("tokens", "count"), [(7, 4), (1, 30), (140, 4)])
+def test_quantized_stacks_are_as_their_numbers(engine: str, tokens: int, count: int) -> None:
+    pytest.importorskip({"mlx": "mlx.core"}.get(engine, engine))
+    cpu = anydevice.device("cpu", engine=engine)
+    arrays = inputs(tokens, 2, count, 32, 64)
+    x, *stacks, chosen, weights = (a.astype("f4" if a.dtype.kind == "f" else "i4") for a in arrays)
+    packed = []
+    for stack, kind in zip(stacks, ("q4_0", "q8_0"), strict=True):
+        rows = quantizer_of(kind)(stack.reshape(-1, stack.shape[-1]))
+        parts = {name: cpu(a.reshape(*stack.shape[:2], -1)) for name, a in rows.arrays.items()}
+        packed.append(rows.with_arrays(parts, stack.shape))
+    x, chosen, weights = cpu((x, chosen, weights))
+    want = ops.experts(x, *map(ops.dequantize, packed), chosen, weights)
+    for both in (packed, [packed[0], ops.dequantize(packed[1])]):
+        assert_close(ops.experts(x, *both, chosen, weights), want, terms=200)
 
 
 @pytest.mark.usefixtures("way")

@@ -38,7 +38,6 @@ class Absent(Record):
         return Reason(self.code, self.what, self.instead)
 
     def error(self) -> UnsupportedError:
-        """Return the error for the absent feature."""
         return UnsupportedError(str(self), self)
 
     if not TYPE_CHECKING:  # type checkers must reject every use
@@ -134,7 +133,8 @@ class LayerConfig(Record):
     `scale`, and additions to the residual stream by `factor`. The first `rotated` elements of each
     head are rotated by `theta` and `scaling`, the items of the mapping that `ops.rope` takes; 0 if
     there is no rotation. With `ring`, the token at position p is in slot p % slots of the cache and
-    sees as many tokens as there are slots; otherwise it is in slot p.
+    sees as many tokens as there are slots; otherwise it is in slot p. Unless `exact`, inputs of
+    products with quantized weights may be rounded to 8 bits.
     """
 
     heads: int
@@ -148,6 +148,7 @@ class LayerConfig(Record):
     scaling: tuple[tuple[str, Any], ...] = ()
     ring: bool = False
     factor: float = 1.0
+    exact: bool = True
 
 
 class Engine(Protocol):

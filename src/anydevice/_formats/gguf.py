@@ -30,7 +30,7 @@ from anydevice._core.quantized import BLOCK_TYPES, QuantizedWeight
 from anydevice._core.record import NOTHING, Record, replace
 from anydevice._core.rope_scaling import frequencies
 from anydevice._core.text import install_command, shortened
-from anydevice._formats.quantized import dequantize, unpack_blocks
+from anydevice._formats.quantized import dequantize, has_finite_scales, unpack_blocks
 from anydevice._formats.safetensors import StoredTensor
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
@@ -136,12 +136,21 @@ class GgufTensor(StoredTensor):
         """
         parts = [first] if isinstance(first, int) else first
         size = prod(shape) // self.packing.elements // len(parts)
-        raw = self._bytes(file, parts, size)
-        weight = unpack_blocks(self.packing.name, raw, shape, self.bytewise)
-        for array in map(np.asarray, weight.arrays.values()):
-            if array.dtype.kind not in "iu" and not np.isfinite(array).all():
-                raise self.error(f"it has scales that are NaN or infinite; {_AGAIN}")
-        return weight
+        raw = self._checked_blocks(file, parts, size)
+        return unpack_blocks(self.packing.name, raw, shape, self.bytewise)
+
+    def check(self, file: PlainFile) -> None:
+        """Read all blocks with scales, some at a time; raise as `blocks` does."""
+        packing, step = self.packing, _WINDOW // self.packing.bytes
+        count = self.nbytes // packing.bytes if self.scheme else 0
+        for at in range(0, count, step):
+            self._checked_blocks(file, [at * packing.elements], min(count - at, step))
+
+    def _checked_blocks(self, file: PlainFile, first: Sequence[int], blocks: int) -> Any:
+        raw = self._bytes(file, first, blocks)
+        if not has_finite_scales(self.packing.name, raw.reshape(-1, self.packing.bytes)):
+            raise self.error(f"it has scales that are NaN or infinite; {_AGAIN}")
+        return raw
 
     def _bytes(self, file: PlainFile, first: Sequence[int], blocks: int) -> Any:
         """Return the bytes of `blocks` blocks from each element in `first` on."""
@@ -365,7 +374,6 @@ def _strings(cursor: _Cursor, what: str) -> Strings:
 
 
 def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """Read the name, shape, type and offset of one tensor."""
     name = cursor.string("the name of a tensor", LONGEST_NAME)
     what = f"the entry of the tensor {shortened(name)!r}"
     axes = cursor.number("I", what)
@@ -656,7 +664,6 @@ def _longrope(file: GgufFile, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _floats(file: GgufFile, name: str) -> list[float]:
-    """Read a small tensor."""
     tensor = file.tensors.get(name)
     if tensor is None or len(tensor.shape) != 1 or tensor.shape[0] > 4096:
         raise UnsupportedError(

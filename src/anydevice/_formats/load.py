@@ -7,7 +7,7 @@ import os
 import sys
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import accumulate
@@ -24,7 +24,7 @@ from anydevice._core.dtypes import DType, as_dtype
 from anydevice._core.engine import Engine
 from anydevice._core.files import PlainFile, expanded
 from anydevice._core.hooks import is_loaded
-from anydevice._core.locks import side_by_side
+from anydevice._core.locks import ForkSafeLock, side_by_side
 from anydevice._core.progress import ProgressBar, in_notebook
 from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.record import Record, replace
@@ -79,9 +79,9 @@ def load_weights(
     `progress=False` turns that off, `progress=True` shows it from the start.
 
     Every header is checked before the first array is made. Raises `TransferError`, with file and
-    tensor, if a file is damaged, incomplete or of another format, or the engine lacks a dtype, and
-    `OutOfMemoryError` if there is no memory for a tensor. No error keeps the arrays that were
-    loaded before it. Pickles are never read.
+    tensor, if a file is damaged, incomplete or of another format, `UnsupportedError` if the engine
+    lacks a dtype, and `OutOfMemoryError` if there is no memory for a tensor. No error keeps the
+    arrays that were loaded before it. Pickles are never read.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -185,12 +185,13 @@ def progress_in_bytes(
         return
     total = count()
     delay = 0.0 if wanted or total > LARGE else SLOW
-    done = 0
+    done, lock = 0, ForkSafeLock()
 
     def advance(size: int) -> None:
         nonlocal done
-        done += size
-        bar.tell(done, total, doing)
+        with lock.native:  # in the order of the sums, so that the last one shown is the largest
+            done += size
+            bar.tell(done, total, doing)
 
     with ProgressBar(
         sys.stderr if shown else None, in_bytes=True, delay=delay, notebook=notebook
@@ -207,7 +208,6 @@ class Segment(Record):
 
     @property
     def size(self) -> int:
-        """The number of its elements."""
         return prod(self.tensor.shape)
 
 
@@ -264,7 +264,7 @@ class Packed(Record):
 
     def _read_whole(self, files: OpenFiles, advance: Advance) -> QuantizedWeight:
         """Return the weight from parts that are unpacked as wholes, several at a time."""
-        works, weights = _Works(), dict[int, QuantizedWeight]()
+        weights = dict[int, QuantizedWeight]()
 
         def unpack(number: int, part: Segment, file: PlainFile) -> None:
             weight = part.tensor.blocks(file, 0, (part.size // self.shape[-1], self.shape[-1]))
@@ -274,9 +274,8 @@ class Packed(Record):
             weights[number] = weight
             advance(part.tensor.nbytes)
 
-        for number, part in enumerate(self.parts):
-            works.pending.append(partial(unpack, number, part, files.of(part.tensor)))
-        side_by_side(*[works.do_all] * min(MOST_THREADS, usable_cores(), len(self.parts)))
+        opened = [(number, part, files.of(part.tensor)) for number, part in enumerate(self.parts)]
+        do_together([partial(unpack, *arguments) for arguments in opened])
         parts: list[Mapping[str, Any]] = [weights[n].arrays for n in range(len(self.parts))]
         arrays = parts[0]
         if len(parts) > 1:
@@ -292,7 +291,7 @@ class Packed(Record):
 
     def read_rows(self, files: OpenFiles, write: WriteRows, advance: Advance) -> None:
         """Call `write` with the numbers of rows, and these rows, from several threads."""
-        columns, works, start = self.shape[-1], _Works(), 0
+        columns, works, start = self.shape[-1], list[Callable[[], None]](), 0
         step = max(1, CHUNK // (4 * columns))
         for part in self.parts:
             count, file = part.size // columns, files.of(part.tensor)
@@ -304,11 +303,9 @@ class Packed(Record):
             for at in range(0, count, stride):
                 end = min(count, at + stride)
                 own = slice(start + at, start + end) if part.arrange is None else numbers[at:end]
-                work = partial(self._read_some, part, file, (at, end), own, write, advance)
-                works.pending.append(work)
+                works.append(partial(self._read_some, part, file, (at, end), own, write, advance))
             start += count
-        threads = min(MOST_THREADS, usable_cores(), len(works.pending))
-        side_by_side(*[works.do_all] * threads)
+        do_together(works)
 
     def _read_some(
         self, part: Segment, file: PlainFile, rows: tuple[int, int], numbers: Any,
@@ -338,7 +335,6 @@ Stored = Joined | Packed | tuple[Joined | Packed, ...]
 
 
 def stored_parts(stored: Stored) -> tuple[Joined | Packed, ...]:
-    """Return the parts of a parameter."""
     return stored if isinstance(stored, tuple) else (stored,)
 
 
@@ -359,7 +355,6 @@ class OpenFiles:
                     file.confirm_unchanged()
 
     def of(self, tensor: StoredTensor) -> PlainFile:
-        """Return the file that a tensor is in."""
         if tensor.path not in self._files:
             opened = PlainFile(tensor.path, tensor.stamp)
             self._files[tensor.path] = self._closing.enter_context(opened)
@@ -392,6 +387,10 @@ def place(
         return host if engine.name == "numpy" else engine.place(host, device)
     except TransferError:
         raise
+    except UnsupportedError as error:
+        said, path = str(error), joined.parts[0].tensor.path
+        named = said if str(path) in said else str(joined.parts[0].tensor.error(said))
+        raise UnsupportedError(named, error.absent) from error
     except Exception as error:  # each library has its own errors
         tensor = joined.parts[0].tensor
         raise_if_oom(error, device, what=f"{tensor.path}: the tensor {shortened(tensor.name)!r}")
@@ -470,27 +469,26 @@ def _read(joined: Joined, files: OpenFiles, flat: Any, advance: Advance) -> None
                 size += tensor.nbytes
         advance(size)
         return
-    works = _Works()
+    works: list[Callable[[], None]] = []
     for part, offset in zip(joined.parts, joined.offsets(), strict=True):
         room = flat[offset : offset + part.size]
-        works.pending += _reading(part, files.of(part.tensor), room, advance)
-    threads = min(MOST_THREADS, usable_cores()) if flat.nbytes > WORTH_THREADS else 1
-    side_by_side(*[works.do_all] * min(threads, len(works.pending) or 1))
+        works += _reading(part, files.of(part.tensor), room, advance)
+    do_together(works, MOST_THREADS if flat.nbytes > WORTH_THREADS else 1)
 
 
-class _Works:
-    """Tasks that threads take one by one."""
+def do_together(works: Iterable[Callable[[], None]], limit: int = MOST_THREADS) -> None:
+    """Do tasks, which threads take one by one."""
+    pending = deque(works)
 
-    def __init__(self) -> None:
-        self.pending: deque[Callable[[], None]] = deque()
-
-    def do_all(self) -> None:
+    def do_all() -> None:
         while True:
             try:
-                work = self.pending.popleft()
+                work = pending.popleft()
             except IndexError:
                 return
             work()
+
+    side_by_side(*[do_all] * min(limit, usable_cores(), len(pending) or 1))
 
 
 def _reading(

@@ -209,6 +209,13 @@ def _order(raw: HostArray, place: Codes) -> HostArray:
     return words.astype(np.uint8)
 
 
+def has_finite_scales(kind: str, raw: HostArray) -> bool:
+    """Whether no scale or minimum in float16 is NaN or infinite; blocks of MXFP4 have none."""
+    start = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}.get(kind, 0)
+    halves = _field(raw, start, start + 2 + 2 * BLOCK_TYPES[kind].minimums, np.uint16)
+    return kind == "MXFP4" or bool(((halves & 0x7C00) != 0x7C00).all())
+
+
 def _scales(kind: str, raw: HostArray) -> dict[str, Any]:
     """Return the scales and minimums of blocks, as `QuantizedWeight` has them."""
     if kind == "MXFP4":

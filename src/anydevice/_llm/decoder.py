@@ -32,6 +32,7 @@ from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.record import Record
 from anydevice._core.rope_scaling import depends_on_length
 from anydevice._llm.description import Description, LayerDescription, Rope, Routing
+from anydevice._llm.sampling import not_implemented
 from anydevice._ops.arguments import widened
 from anydevice._ops.dispatch import own_version, primitives
 from anydevice.errors import ConfigurationError
@@ -155,8 +156,10 @@ def embed(description: Description, parameters: Parameters, ids: Array) -> Array
     """Return the embedded tokens, the input of the first layer."""
     table = parameters["embedding"]
     if isinstance(table, QuantizedWeight):
-        dtype = primitives(ids).dtype(parameters["norm"]["weight"])
-        x = ops.dequantize(table, dtype, rows=ids)
+        like = parameters["norm"]["weight"]
+        x = own_version(like, "quantized_embedding", not_implemented)(like, table, ids)
+        if x is NotImplemented:
+            x = ops.dequantize(table, primitives(ids).dtype(like), rows=ids)
     else:
         x = own_version(table, "embedding", _take_rows)(table, ids)
         if x is NotImplemented:

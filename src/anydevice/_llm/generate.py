@@ -318,9 +318,17 @@ class Executor(ABC):
 class DecoderExecutor(Executor):
     """Runs the decoder in ops; compiles single layers if the engine is faster that way."""
 
-    def __init__(self, description: Description, parameters: decoder.Parameters, device: Device):
+    def __init__(
+        self,
+        description: Description,
+        parameters: decoder.Parameters,
+        device: Device,
+        exact: bool = False,
+    ) -> None:
         super().__init__(description, device)
         self.parameters = parameters
+        self._exact = exact
+        self._fuses_quantized = device.engine == "torch" and device.backend in ("cuda", "rocm")
         self.compiled = device.engine in COMPILED
         folder = compiled_folder(self.engine.name) if self.compiled else None
         if folder is not None and not isinstance(self.engine.compiler, Absent):
@@ -400,7 +408,10 @@ class DecoderExecutor(Executor):
         """Run a layer by the engine's own function, if it has one for these tokens."""
         name = "decoder_layer" if x.shape[1] == 1 else "prompt_layer"
         if name not in self._fused_layers:
-            self._fused_layers[name] = [fused_layer(layer, x, name) for layer in self.layers]
+            self._fused_layers[name] = [
+                fused_layer(layer, x, name, self._fuses_quantized, self._exact)
+                for layer in self.layers
+            ]
         fused = self._fused_layers[name][number]
         window = self.layers[number].kind.window
         if fused.function is None or (window is not None and 1 < x.shape[1] > window):
@@ -436,24 +447,36 @@ class DecoderExecutor(Executor):
         if head is not None and "bias" in head:
             return NotImplemented
         weight = self._embedding["embedding"] if head is None else head["weight"]
-        if isinstance(weight, QuantizedWeight | tuple):
-            return NotImplemented
         rows = primitives(x).reshape(x, (x.shape[0], x.shape[2]))
-        return own(rows, norm["weight"], weight, self.description.eps)
+        given = rows, norm["weight"], weight, self.description.eps
+        if not isinstance(weight, QuantizedWeight | tuple):
+            return own(*given)
+        return own(*given, self._exact) if self._fuses_quantized else NotImplemented
 
     def scores(self, x: Array, targets: Array) -> Array:
         return self._scores({**self._norm, **self._head}, x, targets)
 
 
-def fused_layer(layer: decoder.DecoderLayer, like: Array, name: str) -> FusedLayer:
-    """Return the engine's function for a whole layer, with the layer's weights and configs."""
+def fused_layer(
+    layer: decoder.DecoderLayer,
+    like: Array,
+    name: str,
+    quantized: bool = False,
+    exact: bool = True,
+) -> FusedLayer:
+    """Return the engine's function for a whole layer, with the layer's weights and configs.
+
+    Only with `quantized` does it take quantized weights; `exact` is as in `LayerConfig`.
+    """
     own = own_version(like, name, not_implemented)
-    plain, ring = (layer_config(layer.description, layer.kind, ring) for ring in (False, True))
+    plain, ring = (
+        layer_config(layer.description, layer.kind, ring, exact) for ring in (False, True)
+    )
     if own is not_implemented or plain is None or ring is None:
         return FusedLayer(None, (), (plain, ring))
     names = ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down")
     weights = [layer.weights[name]["weight"] for name in names]
-    if any(isinstance(weight, QuantizedWeight | tuple) for weight in weights):
+    if not quantized and any(isinstance(each, QuantizedWeight | tuple) for each in weights):
         return FusedLayer(None, (), (plain, ring))
     weights += [layer.weights[name].get("bias") for name in ("qkv", "output")]
     norms = ("query_norm", "key_norm")
@@ -463,7 +486,7 @@ def fused_layer(layer: decoder.DecoderLayer, like: Array, name: str) -> FusedLay
 
 @lru_cache(maxsize=256)
 def layer_config(
-    description: Description, kind: LayerDescription, ring: bool
+    description: Description, kind: LayerDescription, ring: bool, exact: bool = True
 ) -> LayerConfig | None:
     """Return the layer's config for engines; None if no engine has a fused version of the layer."""
     plain = (
@@ -495,6 +518,7 @@ def layer_config(
         scaling=() if rope is None else rope.scaling,
         ring=ring,
         factor=description.residual_scale,
+        exact=exact,
     )
 
 

@@ -207,7 +207,7 @@ def load(
                 "dtype= out, or name another engine"
             )
         parameters = lay_out_matrices(tree_of(load_joined(stored, target, progress)))
-        executor = DecoderExecutor(description, parameters, target)
+        executor = DecoderExecutor(description, parameters, target, activations is not None)
     model = LanguageModel.__new__(LanguageModel)
     model._begin(executor, tokenizer, plan, title_of(path), defaults)
     return model

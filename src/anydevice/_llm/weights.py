@@ -22,7 +22,7 @@ from anydevice._core.dtypes import DTYPES, DType, as_dtype
 from anydevice._core.files import expanded
 from anydevice._core.record import Record, replace
 from anydevice._core.text import format_size, shortened, warn
-from anydevice._formats.gguf import GgufFile, named_tensors, read_gguf
+from anydevice._formats.gguf import GgufFile, GgufTensor, named_tensors, read_gguf
 from anydevice._formats.load import (
     Joined,
     OpenFiles,
@@ -30,11 +30,12 @@ from anydevice._formats.load import (
     Quantizer,
     Segment,
     Stored,
+    do_together,
     stored_parts,
 )
 from anydevice._formats.quantize import SCHEMES, fitting, quantizer_of
 from anydevice._formats.quantized_folder import QuantizedTensor, quantized_tensors
-from anydevice._formats.safetensors import StoredTensor, read_model
+from anydevice._formats.safetensors import SafeTensor, StoredTensor, read_model
 from anydevice._llm.description import Description, LayerDescription, Routing
 from anydevice._ops.dispatch import own_version
 from anydevice._plan.config import CONFIG_NAME, is_gguf_path, read_config
@@ -172,24 +173,24 @@ def plan_parameters(
     `dtype` is that of floating-point parameters, and of the numbers that a layer computes with
     quantized ones; the default is the dtype of the stored embedding.
 
-    Raises, naming file and tensor: `TransferError` for tensors that are missing, left over or of
-    the wrong shape, `UnsupportedError` for a method of quantization that is not read.
+    Raises, naming file and tensor: `TransferError` for tensors that are missing, left over, of a
+    wrong shape or with scales that are not finite, `UnsupportedError` for an unknown quantization.
     """
+    if not isinstance(folder, GgufFile) and is_gguf_path(path := expanded(folder)):
+        folder = read_gguf(path)
     if isinstance(folder, GgufFile):
-        if weights.stored:
-            _warn_of_unpacked(folder)
-        stored, source = _gguf_tensors(folder, description), folder.path
-        return plan_stored(stored, description, dtype, source=source, weights=weights)
-    path = expanded(folder)
-    if is_gguf_path(path):
-        return plan_parameters(read_gguf(path), description, dtype, weights)
-    stored = _folder_tensors(path, description)
-    widen = not weights.stored
+        stored, path = _gguf_tensors(folder, description), folder.path
+    else:
+        stored = _folder_tensors(path, description)
+    plan = _plan_stored(stored, description, dtype, source=path, weights=weights)
     with OpenFiles() as files:
-        for part in stored.values():
-            if isinstance(part.tensor, QuantizedTensor):
-                part.tensor.check(files.of(part.tensor), widen=widen)
-    return plan_stored(stored, description, dtype, source=path, weights=weights)
+        tensors = [part.tensor for part in stored.values()]
+        checks = [partial(x.check, files.of(x)) for x in tensors if isinstance(x, GgufTensor)]
+        packed, widen = [x for x in tensors if isinstance(x, QuantizedTensor)], not weights.stored
+        checks += [partial(x.check, files.of(x), widen=widen) for x in packed]
+        if checks:
+            do_together(checks)
+    return plan
 
 
 def _folder_tensors(path: Path, description: Description) -> dict[str, Segment]:
@@ -215,16 +216,21 @@ def decoder_tensors(path: Path, description: Description) -> dict[str, Segment]:
     return {name: part for name, part in stored.items() if name not in left}
 
 
-def _warn_of_unpacked(file: GgufFile) -> None:
-    """Say which tensors take more memory than in the file, and how much."""
-    others = [x for x in file.tensors.values() if x.scheme is None and x.packing.elements > 1]
-    if others:
-        kinds = ", ".join(sorted({tensor.packing.name for tensor in others}))
-        sizes = sum(tensor.nbytes for tensor in others), sum(prod(x.shape) for x in others)
+def _warn_of_unpacked(tensors: Sequence[StoredTensor], dtype: DType, source: Path) -> None:
+    """Say which quantized tensors take more memory than in the file, why, and how much."""
+    mixed = [x for x in tensors if x.scheme]
+    packed = [x for x in tensors if isinstance(x, GgufTensor) and x.packing.elements > 1]
+    foreign = [x for x in packed if not x.scheme]
+    kinds, tensors = ", ".join(sorted({x.packing.name for x in foreign})), [*mixed, *foreign]
+    reasons = [f"the package gguf unpacks {kinds}, slowly"] if foreign else []
+    if mixed:
+        reasons.append(f"{shortened(mixed[0].name)!r} is in a stack of experts of several types")
+    if reasons:
+        sizes = sum(x.nbytes for x in tensors), sum(prod(x.shape) for x in tensors) * dtype.itemsize
         warn(
-            f"{file.path}: weights in {kinds} are unpacked into 16 or 32 bits, slowly, by the "
-            f"package gguf: {format_size(sizes[0])} of the file take {format_size(2 * sizes[1])} "
-            f"or {format_size(4 * sizes[1])}; files in Q4_K_M, Q8_0 and most others stay as stored"
+            f"{source}: quantized weights are unpacked into {dtype}: {format_size(sizes[0])} of "
+            f"the file take {format_size(sizes[1])}, because {'; '.join(reasons)}; files in "
+            "Q4_K_M, Q8_0 and most others stay as stored"
         )
 
 
@@ -254,7 +260,7 @@ def _order_halves(weights: Any, size: int) -> Any:
     return weights.reshape(heads, size // 2, 2, *rest).swapaxes(1, 2).reshape(weights.shape)
 
 
-def plan_stored(
+def _plan_stored(
     stored: Mapping[str, Segment],
     description: Description,
     dtype: object = None,
@@ -268,14 +274,21 @@ def plan_stored(
     if dtype is None and embedding is not None:
         wanted = embedding.tensor.dtype
     plan: dict[TreePath, Stored] = {}
+    packed = weights.stored and {type(part.tensor) for part in stored.values()} != {SafeTensor}
+    unpacked: list[StoredTensor] = []
     used: set[str] = set()
     for path, prefix, parameters in _groups(description):
         for parameter in parameters:
             parts = _parts(parameter, stored, prefix, source)
             kind = _FLOAT32 if parameter.wide else wanted
-            plan[(*path, *parameter.path)] = weights.plan(parameter, parts, kind)
+            planned = plan[(*path, *parameter.path)] = weights.plan(parameter, parts, kind)
             for part in parts:
                 used.add(part.tensor.name)
+            for one in stored_parts(planned) if packed and parameter.quantizable else ():
+                if isinstance(one, Joined):
+                    unpacked += [part.tensor for part in one.parts]
+    if unpacked:
+        _warn_of_unpacked(unpacked, wanted, source)
     left = {name for name, part in stored.items() if part.tensor.name not in used}
     _refuse_left_over(left, stored, description)
     return plan

@@ -11,6 +11,7 @@ from typing import Any
 
 from anydevice._core.array import Array, ArrayT
 from anydevice._core.primitives import PrimitivesOf, Shape
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.rope_scaling import (
     Frozen,
     Scaling,
@@ -50,7 +51,7 @@ from anydevice._ops.dispatch import (
     wrong_dtype,
 )
 from anydevice._ops.elementwise import gelu, multiply, swiglu
-from anydevice._ops.products import linear
+from anydevice._ops.products import dequantize, linear, quantized_linear, slice_rows
 from anydevice.errors import ConfigurationError
 
 _MAX_SCORES = 1 << 26
@@ -517,8 +518,8 @@ _factor._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def experts(
     x: ArrayT,
-    gate_up: ArrayT,
-    down: ArrayT,
+    gate_up: ArrayT | QuantizedWeight,
+    down: ArrayT | QuantizedWeight,
     chosen: ArrayT,
     weights: ArrayT,
     *,
@@ -534,7 +535,8 @@ def experts(
     much each counts. An expert is a gated feed-forward network, down · activation(gate, up): the
     first half of the rows of its matrix in `gate_up`, (experts, 2 × inner, hidden), gives the gate
     and the second half gives up; `down` is (experts, hidden, inner). Biases are (experts,
-    2 × inner) and (experts, hidden). The result has the shape and dtype of x.
+    2 × inner) and (experts, hidden). The result has the shape and dtype of x. `gate_up` and `down`
+    may be `QuantizedWeight`s, each of its own scheme; what is computed of them is dequantized.
 
     `activation` is one of
 
@@ -561,9 +563,15 @@ def experts(
     [[36.92], [7.31]]
     """
     own = float_version(x, "experts", _experts)
-    biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
-    present = {name: bias for name, bias in biases.items() if bias is not None}
-    require_one_dtype("experts", x=x, gate_up=gate_up, down=down, **present)
+    floats = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    for name, stack in (("gate_up", gate_up), ("down", down)):
+        if isinstance(stack, QuantizedWeight):
+            require_one_library("experts", "x", x, name, stack.codes)
+            own = _experts
+        else:
+            floats[name] = stack
+    present = {name: array for name, array in floats.items() if array is not None}
+    require_one_dtype("experts", x=x, **present)
     require_integers("experts", "chosen", chosen, x)
     if type(weights) is not type(x):
         require_one_library("experts", "x", x, "weights", weights)
@@ -635,19 +643,19 @@ class _Networks:
     def one(self, number: int, rows: Array) -> Array:
         """Apply one expert to rows (rows, hidden)."""
         xp = self.xp
-        gate_up, down, bias, last_bias = (
-            None
-            if s is None
-            else xp.reshape(xp.slice_axis(s, 0, number, number + 1), tuple(s.shape[1:]))
-            for s in self.stacks
-        )
-        between = self._between(linear(rows, gate_up, bias), rows)
-        return widened(xp, linear(between, down, last_bias))
+        gate_up, down, bias, last_bias = (_one_of(xp, s, number) for s in self.stacks)
+        between = self._between(_multiply(rows, gate_up, bias), rows)
+        return widened(xp, _multiply(between, down, last_bias))
 
     def of_each(self, numbers: Array, rows: Array) -> Array:
         """Apply each row's own expert to it; the expert's matrices are copied."""
         xp = self.xp
-        taken: list[Any] = [None if s is None else xp.take(s, numbers, 0) for s in self.stacks]
+        gate_up, down, *biases = self.stacks
+        taken: list[Any] = [
+            dequantize(s, xp.dtype(rows), numbers) if isinstance(s, QuantizedWeight)
+            else xp.take(s, numbers, 0) for s in (gate_up, down)
+        ]  # fmt: skip
+        taken += [None if bias is None else xp.take(bias, numbers, 0) for bias in biases]
         row = xp.reshape(rows, (rows.shape[0], 1, rows.shape[1]))
         between = self._between(self._product(row, taken[0], taken[2]), rows)
         return xp.reshape(self._product(between, taken[1], taken[3]), tuple(rows.shape))
@@ -676,17 +684,31 @@ class _Networks:
         return xp.add(product, xp.reshape(widened(xp, bias), (bias.shape[0], 1, bias.shape[1])))
 
 
+def _one_of(xp: PrimitivesOf[Any], stack: Any, number: int) -> Any:
+    if stack is None:
+        return None
+    if not isinstance(stack, QuantizedWeight):
+        return xp.reshape(xp.slice_axis(stack, 0, number, number + 1), tuple(stack.shape[1:]))
+    one, shape = slice_rows(stack, number, number + 1).arrays.items(), stack.shape[1:]
+    return stack.with_arrays({name: xp.reshape(x, tuple(x.shape[1:])) for name, x in one}, shape)
+
+
+def _multiply(rows: Array, matrix: Any, bias: Any) -> Array:
+    return (quantized_linear if isinstance(matrix, QuantizedWeight) else linear)(rows, matrix, bias)
+
+
 # Which products are computed
 
 
 def _experts(
-    x: ArrayT, gate_up: ArrayT, down: ArrayT, chosen: ArrayT, weights: ArrayT, gate_up_bias: Any,
+    x: ArrayT, gate_up: Any, down: Any, chosen: ArrayT, weights: ArrayT, gate_up_bias: Any,
     down_bias: Any, activation: str, alpha: float, limit: float,
 ) -> ArrayT:  # fmt: skip
     xp = primitives(x)
     (tokens, k), count = chosen.shape, gate_up.shape[0]
     if not tokens * k * count * x.shape[1] * down.shape[2]:
         return xp.full(tuple(x.shape), 0, xp.dtype(x), x)
+    packed = isinstance(gate_up, QuantizedWeight) or isinstance(down, QuantizedWeight)
     networks = _Networks(xp, (gate_up, down, gate_up_bias, down_bias), activation, alpha, limit)
     weights = xp.astype(weights, xp.dtype(widened(xp, x)))
     where = _where(chosen)
@@ -694,8 +716,16 @@ def _experts(
         engine = owner_of(chosen)
         assert engine is not None
         result = _sort_by_expert(networks, x, engine.to_host(chosen), weights)
-    elif tokens * k * COPIED <= count:
+    elif tokens * k * (1 if packed else COPIED) <= count:
         result = _gather_experts(networks, x, chosen, weights)
+    elif packed:
+        gate_up, down = (
+            dequantize(s, xp.dtype(x)) if isinstance(s, QuantizedWeight) else s
+            for s in (gate_up, down)
+        )
+        biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
+        options: Any = {"activation": activation, "alpha": alpha, "limit": limit}
+        return experts(x, gate_up, down, chosen, weights, **biases, **options)
     elif tokens <= FEW_TOKENS:
         result = _side_by_side(networks, x, chosen, weights)
     else:
@@ -727,7 +757,7 @@ def _sort_by_expert(networks: _Networks, x: ArrayT, chosen: Any, weights: ArrayT
 
     xp, (tokens, k) = networks.xp, chosen.shape
     flat = chosen.reshape(-1).astype(np.int64)
-    order = np.argsort(flat, kind="stable")
+    order = np.argsort(flat, kind="stable").astype(np.int32)  # JAX has no 64 bits by default
     order = order[(flat[order] >= 0) & (flat[order] < networks.count)]
     starts = np.flatnonzero(np.diff(flat[order], prepend=-1)).tolist()
     shares = xp.reshape(weights, (tokens * k, 1))
@@ -742,7 +772,7 @@ def _sort_by_expert(networks: _Networks, x: ArrayT, chosen: Any, weights: ArrayT
     nothing = xp.full((1, x.shape[1]), 0, xp.dtype(weights), x)
     if tokens == 1:
         return xp.sum(xp.concat([nothing, *pieces], 0), 0, True)
-    places = np.zeros(tokens * k, np.int64)
+    places = np.zeros(tokens * k, np.int32)
     places[order] = np.arange(1, len(order) + 1)
     outputs = xp.take(xp.concat([nothing, *pieces], 0), xp.asarray(places, x), 0)
     return xp.sum(xp.reshape(outputs, (tokens, k, x.shape[1])), 1)

@@ -7,8 +7,6 @@ of test_triton.py starts: it must be asked for before Triton is imported.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -18,13 +16,21 @@ import pytest
 
 from anydevice import ops
 from anydevice._check import checks as trials
-from anydevice._check.cases.case import Row
-from anydevice._check.cases.decoding import DECODER_LAYER, DRAW_TOKEN, FINAL_LOGITS, PROMPT_LAYER
+from anydevice._check.cases.case import Draw, Row
+from anydevice._check.cases.decoding import (
+    DECODER_LAYER,
+    DRAW_TOKEN,
+    FINAL_LOGITS,
+    PROMPT_LAYER,
+    QUANTIZED_EMBEDDING,
+)
 from anydevice._check.cases.table import TABLE
 from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES
 from anydevice._core.record import replace
 from anydevice._engines import trust
 from anydevice._machine.engines import registry
+from tests.programs import output_of
 
 torch = pytest.importorskip("torch")
 fused = pytest.importorskip("anydevice._engines.torch.triton.fused")
@@ -89,10 +95,8 @@ def test_the_kernels_compile_for_a_card_and_read_before_they_wait(rows: str) -> 
         pytest.skip("Triton is not installed")
     if INTERPRETED:
         pytest.skip("this compiles outside of the interpreter")
-    command = [sys.executable, "-W", "ignore", "-c", FOR_A_CARD, *rows.split()]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    found = [line.partition(" ") for line in ended.stdout.splitlines()]
+    printed = output_of("-W", "ignore", "-c", FOR_A_CARD, *rows.split())
+    found = [line.partition(" ") for line in printed.splitlines()]
     kernels = [name for name, _, _ in found]
     if rows == "1":
         assert kernels == ["_one_row", "_attend", "_one_row", "_one_row", "_one_row"]
@@ -307,6 +311,45 @@ def test_final_logits(dtype: str, cases: int | None, place: str) -> None:
         return product(x, torch.ones_like(norm), head, eps)
 
     assert len(wrong_cases(without_norm, place, dtype, 1, FINAL_LOGITS)) == 1
+
+
+def quantized_linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    result = fused.UNTRUSTED_KERNELS["quantized_linear"](x, weight, bias)
+    return ops.quantized_linear(x, weight, bias) if result is NotImplemented else result
+
+
+def test_kernels_of_quantized_weights(place: str) -> None:
+    row = TABLE["quantized_linear"]
+    assert wrong_cases(quantized_linear, place, "float16", None, row) == []
+    rows = fused.UNTRUSTED_KERNELS["quantized_embedding"]
+    assert wrong_cases(rows, place, "float16", None, QUANTIZED_EMBEDDING) == []
+
+
+QUANTIZED_LOGITS = tuple(case for case in FINAL_LOGITS.cases if "q6_k" in case.name)
+
+
+@pytest.mark.parametrize("wrong", ["", "high", "super_scales", "zero"])
+def test_a_wrong_part_of_a_quantized_weight_is_found(wrong: str, place: str) -> None:
+    kernel = fused.UNTRUSTED_KERNELS["final_logits"]
+
+    def damaged(x: Any, norm: Any, head: Any, eps: float, exact: bool) -> Any:
+        if wrong == "zero":
+            head = replace(head, zero=31)
+        elif wrong:
+            head = replace(head, **{wrong: getattr(head, wrong) * 0})
+        return kernel(x, norm, head, eps, exact)
+
+    row = replace(FINAL_LOGITS, cases=QUANTIZED_LOGITS)
+    assert len(wrong_cases(damaged, place, "float16", None, row)) == (2 if wrong else 0)
+
+
+def test_a_row_with_nan_has_no_finite_result(place: str) -> None:
+    made = QUANTIZED_LOGITS[0].make(Draw(DTYPES["float16"], "nan"))
+    x, norm, head, eps, _ = trials.mapped(made, lambda x: torch.from_numpy(x).to(place)).arguments
+    x[0, 3] = torch.nan
+    for exact in (False, True):
+        result = fused.UNTRUSTED_KERNELS["final_logits"](x, norm, head, eps, exact)
+        assert result.isnan().all()
 
 
 def test_a_draw_of_damaged_logits_gives_no_token(place: str) -> None:

@@ -7,7 +7,7 @@ whose kernel does not take a case, is unsupported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf, nan
 from typing import Any
 
@@ -31,8 +31,10 @@ from anydevice._check.cases.case import (
     size_of,
 )
 from anydevice._check.cases.layers import HEADS, KV_HEADS, SIZE
+from anydevice._check.cases.quantized import draw_weight
 from anydevice._core.engine import LayerConfig
-from anydevice._core.record import replace
+from anydevice._core.quantized import QuantizedWeight
+from anydevice._core.record import NOTHING, replace
 from anydevice._ops.dispatch import own_version
 from anydevice.errors import UnsupportedError
 
@@ -40,6 +42,8 @@ Array = np.ndarray[Any, Any]
 
 ROUNDINGS = 6.0
 """Error allowed in a fused layer: roundings to 16 bits of a usual element."""
+EIGHT_BITS = 2.0**18
+"""The units of a rounding to int8 in blocks, four times those of bfloat16."""
 
 LLAMA3: Mapping[str, Any] = {
     "rope_type": "llama3",
@@ -624,12 +628,22 @@ def _rms(x: Array, weight: Array, eps: float) -> Array:
     return reference.call("rmsnorm", x, weight, eps)
 
 
+def _plain(weight: Any) -> Array:
+    """Return the numbers of a weight, which may be quantized and in parts."""
+    if isinstance(weight, tuple):
+        return np.concatenate([_plain(part) for part in weight])
+    if isinstance(weight, QuantizedWeight):
+        return np.asarray(reference.call("dequantize", weight))
+    return np.asarray(weight)
+
+
 def _layer_reference(
     x: Array, positions: Array, keys: Array, values: Array, attention_norm: Array, qkv: Array,
     output: Array, mlp_norm: Array, gate_up: Array, down: Array, qkv_bias: Any, output_bias: Any,
     query_norm: Any, key_norm: Any, config: LayerConfig,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Compute one token of each row; a ring of keys is overwritten from its start."""
+    qkv, output, gate_up, down = (_plain(weight) for weight in (qkv, output, gate_up, down))
     keys, values = keys.copy(), values.copy()
     rows, heads, kv_heads, slots = len(x), config.heads, config.kv_heads, keys.shape[2]
     stream = x[:, 0]
@@ -667,6 +681,11 @@ def _rotate_part(x: Array, positions: Array, config: LayerConfig) -> Array:
     return result
 
 
+def _of_layer(want: Sequence[Array], coarse: float, *arguments: Any) -> list[Array]:
+    config = next(each for each in arguments if isinstance(each, LayerConfig))
+    return [_of_rows(x, coarse if config.exact else max(coarse, EIGHT_BITS)) for x in want]
+
+
 def _of_rows(want: Array, coarse: float) -> Array:
     """Return the error of a few roundings to 16 bits of a typical element of the row."""
     return ROUNDINGS * max(coarse, 64.0) * np.sqrt(np.square(want).mean(-1, keepdims=True))
@@ -675,23 +694,30 @@ def _of_rows(want: Array, coarse: float) -> Array:
 def _layer(
     config: LayerConfig, hidden: int, inner: int, slots: int, positions: tuple[int, ...], *,
     biased: bool = False, normed: bool = False, tokens: int = 1,
-    only: tuple[int, ...] | None = None,
+    only: tuple[int, ...] | None = None, schemes: Mapping[str, tuple[str, ...]] = NOTHING,
 ) -> Make:  # fmt: skip
     rows, size = len(positions), config.size
     wide = (config.heads + 2 * config.kv_heads) * size
 
     def make(draw: Draw) -> Call:
-        def matrix(outputs: int, inputs: int) -> Array:
-            return draw.normal(outputs, inputs, spread=inputs**-0.5)
+        def matrix(name: str, outputs: int, inputs: int) -> Any:
+            if name not in schemes:
+                return draw.normal(outputs, inputs, spread=inputs**-0.5)
+            first, *others = schemes[name]
+            share = outputs // (1 + len(others))
+            sizes = outputs - share * len(others), *[share] * len(others)
+            parts = zip((first, *others), sizes, strict=True)
+            weights = tuple(draw_weight(draw, scheme, rows, inputs) for scheme, rows in parts)
+            return weights if others else weights[0]
 
         def scale(width: int) -> Array:
             return draw.normal(width, spread=0.2, middle=1.0)
 
         # Queries and keys are large enough that attention picks out a few.
-        qkv = matrix(wide, hidden)
+        qkv = matrix("qkv", wide, hidden)
         weights = (
-            scale(hidden), qkv, matrix(hidden, config.heads * size), scale(hidden),
-            matrix(2 * inner, hidden), matrix(hidden, inner),
+            scale(hidden), qkv, matrix("output", hidden, config.heads * size), scale(hidden),
+            matrix("gate_up", 2 * inner, hidden), matrix("down", hidden, inner),
         )  # fmt: skip
         cache = [draw.normal(rows, config.kv_heads, slots, size) for _ in range(2)]
         biases = (draw.normal(wide), draw.normal(hidden)) if biased else (None, None)
@@ -716,6 +742,12 @@ _HALF = LayerConfig(4, 1, 96, 1e-5, 96**-0.5, rotated=48, interleaved=True, fact
 _RING = LayerConfig(4, 4, 128, 1e-5, 128**-0.5, rotated=128, ring=True)
 _WIDE = LayerConfig(16, 2, 128, 1e-5, 128**-0.5, rotated=128)
 _ODD_SIZES = "norms of heads, sizes that are no power of two"
+_SOME_SCHEMES = {
+    "qkv": ("q4_k", "q6_k"), "output": ("q8_0",), "gate_up": ("q5_0",), "down": ("q3_k",),
+}  # fmt: skip
+_OTHER_SCHEMES = {
+    "qkv": ("q4_1",), "output": ("q2_k",), "gate_up": ("q8_0",), "down": ("q4_0", "q8_0"),
+}  # fmt: skip
 
 
 DECODER_LAYER = Row(
@@ -732,9 +764,23 @@ DECODER_LAYER = Row(
         Case("a ring that went round", _layer(_RING, 256, 320, 24, (5, 23, 24, 77))),
         Case("no positions", _layer(LayerConfig(4, 2, 64, 1e-5, 0.125), 256, 320, 40, (4,))),
         Case("seventeen rows, longer", _layer(_WIDE, 512, 640, 700, tuple(range(3, 700, 41)))),
+        *(
+            Case(
+                f"{', '.join(map('+'.join, schemes.values()))}, {len(at)} rows, exact: {exact}",
+                _layer(
+                    replace(_PLAIN, exact=exact), 256, 512, 40, at, schemes=schemes, biased=biased
+                ),
+            )
+            for schemes, at, exact, biased in (
+                (_SOME_SCHEMES, (7,), False, False),
+                (_OTHER_SCHEMES, (3,), False, True),
+                (_OTHER_SCHEMES, (5,), True, False),
+                (_SOME_SCHEMES, (0, 5, 39), True, True),
+            )
+        ),
     ),
     ("float16", "bfloat16"),
-    budget=lambda want, coarse, *arguments: [_of_rows(x, coarse) for x in want],
+    budget=_of_layer,
     function=_own("decoder_layer"),
     reference=_layer_reference,
 )
@@ -771,16 +817,21 @@ PROMPT_LAYER = replace(
             "many tokens",
             _layer(replace(_WIDE, heads=8), 256, 320, 150, (0,), tokens=150),
         ),
+        Case("quantized", _layer(_PLAIN, 256, 512, 40, (0,), tokens=9, schemes=_SOME_SCHEMES)),
     ),
     function=_own("prompt_layer"),
     reference=_prompt_reference,
 )
 
 
-def _logits_call(rows: int, width: int, words: int) -> Make:
+def _logits_call(rows: int, width: int, words: int, *quantized: Any) -> Make:
     def make(draw: Draw) -> Call:
-        head = draw.normal(words, width, spread=width**-0.5)
-        return call(draw.normal(rows, width), draw.normal(width, middle=1.0), head, 1e-5)
+        head: Any = draw.normal(words, width, spread=width**-0.5)
+        if quantized:
+            head = draw_weight(draw, quantized[0], words, width)
+        return call(
+            draw.normal(rows, width), draw.normal(width, middle=1.0), head, 1e-5, *quantized[1:]
+        )
 
     return make
 
@@ -792,11 +843,15 @@ FINAL_LOGITS = Row(
         Case("one row, odd sizes", _logits_call(1, 200, 333)),
         Case("five rows", _logits_call(5, 256, 333)),
         Case("thirty rows", _logits_call(30, 512, 500)),
+        Case("one row, q6_k", _logits_call(1, 512, 500, "q6_k", False)),
+        Case("two rows, q6_k", _logits_call(2, 512, 500, "q6_k", False)),
     ),
     ("float16", "bfloat16"),
-    budget=lambda want, coarse, *arguments: _of_rows(want, coarse),
+    budget=lambda want, coarse, *arguments: _of_rows(
+        want, max(coarse, EIGHT_BITS) if arguments[-1] is False else coarse
+    ),
     function=_own("final_logits"),
-    reference=lambda x, norm, head, eps: _rms(x, norm, eps) @ head.T,
+    reference=lambda x, norm, head, eps, exact=True: _rms(x, norm, eps) @ _plain(head).T,
 )
 
 
@@ -883,7 +938,33 @@ DRAW_TOKEN = Row(
     reference=_draw_reference,
 )
 
+
+def _embedding_call(scheme: str, *ids: int) -> Make:
+    def make(draw: Draw) -> Call:
+        table = draw_weight(draw, scheme, 40, 256)
+        return call(draw.normal(8), table, np.array([ids], np.int32))
+
+    return make
+
+
+QUANTIZED_EMBEDDING = Row(
+    "quantized_embedding",
+    (
+        Case("one token", _embedding_call("q8_0", 7)),
+        Case("three tokens", _embedding_call("q4_k", 39, 0, 39)),
+        Case("tokens that do not exist", _embedding_call("q6_k", -1, 3, 40)),
+    ),
+    ("float16", "bfloat16"),
+    budget=lambda want, coarse, like, table, ids: budgets.of_dequantize(
+        want, coarse, table, "float32", ids
+    ),
+    inside="float32",
+    function=_own("quantized_embedding"),
+    reference=lambda like, table, ids: reference.call("dequantize", table, rows=ids),
+)
+
 OTHERS: Mapping[str, Row] = {
-    row.op: row for row in (DECODER_LAYER, PROMPT_LAYER, FINAL_LOGITS, DRAW_TOKEN)
+    row.op: row
+    for row in (DECODER_LAYER, PROMPT_LAYER, FINAL_LOGITS, DRAW_TOKEN, QUANTIZED_EMBEDDING)
 }
 """Rows of kernels that are no ops; `TABLE` has the rows of ops."""

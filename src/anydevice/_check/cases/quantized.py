@@ -104,10 +104,6 @@ def _nan_scale(draw: Draw) -> Call:
     return call(weight, dtype=draw.dtype.name)
 
 
-def _operations(made: Call) -> int:
-    return 2 * size_of(made.arguments[0]) * int(made.arguments[1].shape[0])
-
-
 _QUANTIZED_LINEAR = Row(
     "quantized_linear",
     (
@@ -115,7 +111,11 @@ _QUANTIZED_LINEAR = Row(
             Case(f"one token, {name}", _product((1, 1), 512, 65, name, bias=True))
             for name in SCHEMES
         ),
-        *(Case(f"20 tokens, {name}", _product((2, 10), 256, 33, name)) for name in SCHEMES),
+        *(
+            Case(f"12 tokens, {name}", _product((2, 6), 512, 65, name, bias=True))
+            for name in SCHEMES
+        ),
+        Case("70 tokens", _product((70,), 256, 33, "q5_0")),
         Case("a vector", _product((), 64, 5, "q8_0")),
         Case("no rows", _product((0,), 64, 5, "q4_1")),
         Case("many rows and columns", _product((1,), 4096, 257, "q4_k"), ("float32", "bfloat16")),
@@ -133,7 +133,7 @@ _QUANTIZED_LINEAR = Row(
         f"{name} of one token, 1024 → 3584": _product((1, 1), 1024, 3584, name)
         for name in ("q8_0", "q4_0", "q4_k")
     },
-    operations=_operations,
+    operations=lambda made: 2 * size_of(made.arguments[0]) * int(made.arguments[1].shape[0]),
 )
 
 

@@ -128,13 +128,15 @@ def product(
     factor: float = 1.0,
     tiles: ProductTiles | None = None,
     in_order: bool = False,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Multiply `x` (rows, inputs), normed by `norm` (inputs,), with `weight` (outputs, inputs).
 
     `bias` is added. `gated`: the weight has the rows of the gates first and then as many others,
     and the result is silu(gate) × other. `residual` (rows, outputs) is added to `factor` times
-    that. All tensors are contiguous. Sums are float32, rounded once. With `in_order`, what
-    follows begins only when all before this launch has ended.
+    that. With one row, the weight may be float8 with `scales` for its rows. All tensors are
+    contiguous. Sums are float32, rounded once. With `in_order`, what follows begins only when all
+    before this launch has ended.
     """
     rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
@@ -157,7 +159,7 @@ def product(
         _one_row if rows == 1 else _some_rows, (programs, tile.splits), x.device,
         x, x if norm is None else norm, weight, x if bias is None else bias,
         x if residual is None else residual, out, partial, counts,
-        rows, outputs, eps, factor,
+        *(() if rows > 1 else (scales,)), rows, outputs, eps, factor,
         inputs=inputs, normed=norm is not None, biased=bias is not None, gated=gated,
         summed=residual is not None, block_rows=padded, block_outputs=tile.outputs,
         block=tile.inputs, splits=tile.splits, even=even, stages=tile.stages,
@@ -229,7 +231,7 @@ def _weights(line, place, known, last, even: tl.constexpr):
         tile = tl.load(line + place[None, :], eviction_policy="evict_first")
     else:
         here = known[:, None] & (place < last)[None, :]
-        tile = tl.load(line + place[None, :], here, 0, eviction_policy="evict_first")
+        tile = tl.load(line + place[None, :], here, 0.0, eviction_policy="evict_first")
     return tile
 
 
@@ -271,7 +273,7 @@ def _after(
 # block_outputs × block weights with the row, and sums along the inputs at the end.
 @triton.jit(do_not_specialize=["rows"])
 def _one_row(
-    x, norm, weight, bias, residual, out, partial, counts, rows, outputs, eps, factor,
+    x, norm, weight, bias, residual, out, partial, counts, scales, rows, outputs, eps, factor,
     inputs: tl.constexpr, normed: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr,
     summed: tl.constexpr, block_rows: tl.constexpr, block_outputs: tl.constexpr,
     block: tl.constexpr, splits: tl.constexpr, even: tl.constexpr, stages: tl.constexpr,
@@ -316,9 +318,13 @@ def _one_row(
     if normed:
         root = tl.rsqrt(tl.sum(squares, 0) / inputs + eps)
     result = tl.sum(sums, 1)
+    if scales is not None:
+        result *= tl.load(scales + output, known, 0).to(tl.float32)
     others = result
     if gated:
         others = tl.sum(sums_of_others, 1)
+        if scales is not None:
+            others *= tl.load(scales + outputs + output, known, 0).to(tl.float32)
     result = _after(result, others, root, bias, output, known, outputs, normed, biased, gated)
     if summed:
         result = tl.load(residual + output, known, 0).to(tl.float32) + factor * result

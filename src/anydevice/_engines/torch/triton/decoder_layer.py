@@ -7,11 +7,13 @@ launch of its own, as the tiles say.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from anydevice._core.engine import LayerConfig
+from anydevice._engines.torch.triton import quantized
 from anydevice._engines.torch.triton.decode_attention import (
     MOST_GROUP,
     AttentionTile,
@@ -22,14 +24,17 @@ from anydevice._engines.torch.triton.decode_products import MOST_ROWS, ProductTi
 
 
 class LayerWeights(NamedTuple):
-    """The weights of a decoder layer, in the order of the op's arguments."""
+    """The weights of a decoder layer, in the order of the op's arguments.
+
+    Matrices may be quantized, and then be tuples of parts with different schemes.
+    """
 
     attention_norm: Tensor
-    qkv: Tensor
-    output: Tensor
+    qkv: Any
+    output: Any
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Any
+    down: Any
     qkv_bias: Tensor | None = None
     output_bias: Tensor | None = None
     query_norm: Tensor | None = None
@@ -54,21 +59,26 @@ def decoder_layer(
     eps, factor = config.eps, config.factor
     rows, _, hidden = x.shape
     stream = x.view(rows, hidden)
-    y = product(
+    multiply = partial(any_product, exact=config.exact, tiles=tiles)
+    y = multiply(
         "qkv", stream, weights.qkv, norm=weights.attention_norm, eps=eps, bias=weights.qkv_bias,
-        tiles=tiles, in_order=True,
+        in_order=True,
     )  # fmt: skip
     norms = weights.query_norm, weights.key_norm
     y = attend(y, positions, keys, values, config, rotation, norms, attention_tile)
-    stream = product(
-        "output", y, weights.output, bias=weights.output_bias, residual=stream, factor=factor,
-        tiles=tiles,
-    )  # fmt: skip
-    y = product(
-        "gate_up", stream, weights.gate_up, norm=weights.mlp_norm, eps=eps, gated=True, tiles=tiles
+    stream = multiply(
+        "output", y, weights.output, bias=weights.output_bias, residual=stream, factor=factor
     )
-    stream = product("down", y, weights.down, residual=stream, factor=factor, tiles=tiles)
+    y = multiply("gate_up", stream, weights.gate_up, norm=weights.mlp_norm, eps=eps, gated=True)
+    stream = multiply("down", y, weights.down, residual=stream, factor=factor)
     return stream.view(rows, 1, hidden)
+
+
+def any_product(kind: str, x: Tensor, weight: Any, *, exact: bool, **options: Any) -> Tensor:
+    """Multiply with a weight that may be quantized; `exact` if `x` must not be rounded to int8."""
+    if isinstance(weight, Tensor):
+        return product(kind, x, weight, **options)
+    return quantized.product(kind, x, weight, exact=exact, **options)
 
 
 def fits(x: Tensor, keys: Tensor, config: LayerConfig) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.rope_scaling import depends_on_length, frequencies
 from anydevice._engines.torch.primitives import is_plain
 from anydevice._engines.trust import is_trusted
@@ -40,6 +41,8 @@ _SIZES = (16, 32, 64, 128, 256)
 _PLACE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 _GPU = "rocm" if torch.version.hip else "cuda"
 _READY = find_spec("triton") is not None
+# Products of 16-bit numbers that give float32; releases of PyTorch before 2.8 have none.
+WIDE_PRODUCTS = torch.version.cuda is not None and "dtype" in torch.ops.aten.mm.overloads()
 
 
 @cache
@@ -47,7 +50,7 @@ def _kernel(name: str) -> Callable[..., Tensor]:
     """Return the function that starts a kernel; Triton is imported with the first one."""
     from anydevice._engines.torch.triton import (
         attention,
-        decode_products,
+        decoder_layer,
         linear,
         rope,
         rows,
@@ -59,7 +62,7 @@ def _kernel(name: str) -> Callable[..., Tensor]:
         "cache_write": tokens.cache_write,
         "draw_token": tokens.draw_token,
         "embedding": tokens.embedding,
-        "final_logits": decode_products.product,
+        "final_logits": decoder_layer.any_product,
         "linear": linear.matvec,
         "rmsnorm": rows.rmsnorm,
         "rope": rope.rope,
@@ -333,6 +336,59 @@ def _prompt_layer(x: Tensor, *others: Any) -> Any:
     return _whole_layer(layer, partial(fits, only=only), x, *arguments)
 
 
+def _quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    from anydevice._engines.torch.triton import quantized
+
+    if (
+        x.dtype not in _HALF
+        or not _serves_eagerly(x, *weight.arrays.values(), *(() if bias is None else (bias,)))
+        or _needs_gradient(x, bias)
+        or not x.numel()
+        or not quantized.serves(weight)
+        or (bias is not None and not bias.is_contiguous())
+    ):
+        return NotImplemented
+    outputs, inputs = weight.shape
+    rows = x.reshape(-1, inputs).contiguous()
+    if len(rows) <= MOST_NORMED_ROWS:
+        y = quantized.product("op", rows, weight, bias=bias, terms=2)
+    elif WIDE_PRODUCTS:
+        y = quantized.product_of_many(rows, weight, bias)
+    else:
+        return NotImplemented
+    return y.view(*x.shape[:-1], outputs)
+
+
+def _quantized_embedding(like: Tensor, table: QuantizedWeight, ids: Tensor) -> Tensor:
+    from anydevice._engines.torch.triton import quantized
+
+    if (
+        not _serves_eagerly(like, ids, *table.arrays.values())
+        or ids.dtype not in _INTEGERS
+        or not (ids.is_contiguous() and ids.numel())
+        or not quantized.serves(table)
+    ):
+        return NotImplemented
+    return quantized.dequantized_rows(table, ids, like.dtype)
+
+
+def _tensors(weight: Any) -> list[Any]:
+    """Return the tensors of a weight, which may be quantized and in parts."""
+    if isinstance(weight, QuantizedWeight):
+        return list(weight.arrays.values())
+    return [x for part in weight for x in _tensors(part)] if type(weight) is tuple else [weight]
+
+
+def _serves_quantized(weights: Iterable[Any], gated: Any = None) -> bool:
+    """Whether the kernels take the quantized ones among these weights."""
+    several = [weight for weight in weights if not isinstance(weight, Tensor)]
+    if not several:
+        return True
+    from anydevice._engines.torch.triton import quantized
+
+    return all(quantized.serves(weight, weight is gated) for weight in several)
+
+
 def _whole_layer(
     layer: Callable[..., Tensor], fits: Callable[..., bool], x: Tensor, positions: Tensor,
     keys: Tensor, values: Tensor, *arguments: Any,
@@ -341,10 +397,12 @@ def _whole_layer(
     from anydevice._engines.torch.triton.decoder_layer import LayerWeights
 
     weights, config = LayerWeights(*arguments[:-1]), arguments[-1]
-    present = [weight for weight in weights if weight is not None]
+    given = [weight for weight in weights if weight is not None]
+    present = [weight for weight in given if isinstance(weight, Tensor)]
     if (
         x.dtype not in _HALF
-        or not _serves_eagerly(x, positions, keys, values, *present)
+        or not _serves_eagerly(x, positions, keys, values, *_tensors(tuple(given)))
+        or not _serves_quantized(given, weights.gate_up)
         or positions.dtype not in _INTEGERS
         or depends_on_length(dict(config.scaling))
         or _needs_gradient(x, keys, values, *present)
@@ -364,17 +422,18 @@ def _whole_layer(
     return layer(x, positions, keys, values, weights, config, rotation), keys, values
 
 
-def _final_logits(x: Tensor, norm: Tensor, head: Tensor, eps: float) -> Tensor:
+def _final_logits(x: Tensor, norm: Tensor, head: Any, eps: float, exact: bool = True) -> Tensor:
+    plain = [head] if isinstance(head, Tensor) else []
     if (
         x.dtype not in _HALF
-        or not _serves_eagerly(x, norm, head)
+        or not _serves_eagerly(x, norm, *_tensors(head))
+        or not _serves_quantized([head])
         or not (x.ndim == 2 and 1 <= x.shape[0] <= MOST_NORMED_ROWS)
-        or not x.dtype == norm.dtype == head.dtype
-        or not (x.is_contiguous() and norm.is_contiguous() and head.is_contiguous())
-        or _needs_gradient(x, norm, head)
+        or any(y.dtype != x.dtype or not y.is_contiguous() for y in (x, norm, *plain))
+        or _needs_gradient(x, norm, *plain)
     ):
         return NotImplemented
-    return _kernel("final_logits")("head", x, head, norm=norm, eps=eps)
+    return _kernel("final_logits")("head", x, head, norm=norm, eps=eps, exact=exact)
 
 
 def _serves(x: Tensor, *others: Any) -> bool:
@@ -425,6 +484,8 @@ UNTRUSTED_KERNELS: Mapping[str, Callable[..., Any]] = {
     "final_logits": _final_logits,
     "linear": _linear,
     "prompt_layer": _prompt_layer,
+    "quantized_embedding": _quantized_embedding,
+    "quantized_linear": _quantized_linear,
     "rmsnorm": _rmsnorm,
     "rope": _rope,
     "softmax": _softmax,

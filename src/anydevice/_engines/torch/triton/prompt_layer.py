@@ -8,6 +8,7 @@ short prompt, calls of single ops would take longer on the host than the work on
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812, as everyone calls it
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from anydevice._core.engine import LayerConfig
+from anydevice._core.quantized import QuantizedWeight
 from anydevice._core.record import replace
 from anydevice._engines.torch.fused import PREFER, causal_attention
 from anydevice._engines.torch.triton.decode_attention import (
@@ -28,11 +30,14 @@ from anydevice._engines.torch.triton.decode_attention import (
 from anydevice._engines.torch.triton.decode_products import MOST_ROWS
 from anydevice._engines.torch.triton.decoder_layer import LayerWeights, decoder_layer
 from anydevice._engines.torch.triton.launch import start
+from anydevice._engines.torch.triton.quantized import dequantized, has_float8_rows, multiply_rounded
 from anydevice._engines.torch.triton.rope import sine_and_cosine
 from anydevice._engines.torch.triton.rows import rmsnorm, swiglu
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 
+LEAST_ROUNDED = 256
+"""The fewest tokens that are rounded to float8 for products with such weights."""
 TOKENS, HEADS, WARPS = 16, 8, 4
 """Tokens and heads of a program that rotates them, and its warps."""
 
@@ -61,19 +66,19 @@ def prompt_layer(
     if only is not None:
         query_width = config.heads * config.size
         bias = None if weights.qkv_bias is None else weights.qkv_bias[query_width:]
-        y = F.linear(y, weights.qkv[query_width:], bias)
+        y = F.linear(y, matrix(weights.qkv, x.dtype)[query_width:], bias)
         rotate(y, positions, keys, values, replace(config, heads=0), rotation, norms)
         token = x[torch.arange(rows, device=x.device), only][:, None]
         return decoder_layer(token, positions + only, keys, values, weights, config, rotation)
-    y = F.linear(y, weights.qkv, weights.qkv_bias)
+    y = _product(y, weights.qkv, weights.qkv_bias, config.exact)
     queries, k, v = rotate(y, positions, keys, values, config, rotation, norms)
     y = attend(queries, k, v, config.scale)
     y = y.transpose(1, 2).reshape(rows * tokens, config.heads * config.size)
     stream = x.view(rows * tokens, hidden)
-    _add_product(stream, y, weights.output, weights.output_bias, config.factor)
-    y = F.linear(rmsnorm(stream, weights.mlp_norm, config.eps), weights.gate_up)
-    gate, up = y.chunk(2, 1)
-    _add_product(stream, swiglu(gate, up), weights.down, None, config.factor)
+    _add_product(stream, y, weights.output, weights.output_bias, config)
+    y = rmsnorm(stream, weights.mlp_norm, config.eps)
+    gate, up = _product(y, weights.gate_up, None, config.exact).chunk(2, 1)
+    _add_product(stream, swiglu(gate, up), weights.down, None, config)
     return x
 
 
@@ -94,14 +99,34 @@ def _prefers_cudnn(device: torch.device) -> bool:
     return order[:1] == (SDPBackend.CUDNN_ATTENTION,) and torch.backends.cudnn.is_available()
 
 
+def matrix(weight: Any, dtype: torch.dtype) -> Tensor:
+    """Return the matrix of a weight that may be quantized."""
+    return weight if isinstance(weight, Tensor) else dequantized(weight, dtype)[0]
+
+
+def _product(x: Tensor, weight: Any, bias: Tensor | None, exact: bool) -> Tensor:
+    if _is_rounded(x, weight, exact):
+        y = multiply_rounded(x.view(-1, x.shape[-1]), weight, bias)
+        return y.view(*x.shape[:-1], -1)
+    return F.linear(x, matrix(weight, x.dtype), bias)
+
+
+def _is_rounded(x: Tensor, weight: Any, exact: bool) -> bool:
+    """Whether x is rounded to float8: the library's product of two matrices is faster."""
+    if exact or not isinstance(weight, QuantizedWeight) or not has_float8_rows(weight):
+        return False
+    rows = x.numel() // x.shape[-1]
+    return rows >= LEAST_ROUNDED and rows % 16 == 0 and weight.shape[0] % 16 == 0
+
+
 def _add_product(
-    stream: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, factor: float
+    stream: Tensor, x: Tensor, weight: Any, bias: Tensor | None, config: LayerConfig
 ) -> None:
     """Add to the residual stream, rounding once where there is no bias."""
-    if bias is None:
-        stream.addmm_(x, weight.t(), alpha=factor)
+    if bias is None and not _is_rounded(x, weight, config.exact):
+        stream.addmm_(x, matrix(weight, x.dtype).t(), alpha=config.factor)
     else:
-        stream.add_(F.linear(x, weight, bias), alpha=factor)
+        stream.add_(_product(x, weight, bias, config.exact), alpha=config.factor)
 
 
 def rotate(
