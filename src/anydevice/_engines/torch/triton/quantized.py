@@ -697,19 +697,9 @@ def _tile(
     pair = start // planes + tl.arange(0, columns)
     here = known[:, None] & (pair * planes < last)[None, :]
     scale = _scale_of_columns(
-        scales,
-        super_scales,
-        line,
-        known,
-        start,
-        last,
-        inputs,
-        block,
-        lines,
-        some,
-        columns,
+        scales, super_scales, line, known, start, last, inputs, block, lines, some, columns,
         even,
-    )
+    )  # fmt: skip
     byte = pair // 2 if low == 2 else pair
     packed = _read(codes, line[:, None] * (inputs * low // 8) + byte[None, :], here, even)
     if low == 8:
@@ -730,19 +720,9 @@ def _tile(
         right = _numbers(second, levels, zero) * scale
     if minimums is not None:
         added = _scale_of_columns(
-            minimums,
-            super_minimums,
-            line,
-            known,
-            start,
-            last,
-            inputs,
-            block,
-            lines,
-            some,
-            columns,
+            minimums, super_minimums, line, known, start, last, inputs, block, lines, some, columns,
             even,
-        )
+        )  # fmt: skip
         left += added
         right += added
     return left, right
@@ -759,35 +739,15 @@ def _assembled_tile(
     pair = start // 2 + tl.arange(0, columns)
     here = known[:, None] & (pair * 2 < last)[None, :]
     scale = _scale_of_columns(
-        scales,
-        super_scales,
-        line,
-        known,
-        start,
-        last,
-        inputs,
-        block,
-        lines,
-        some,
-        columns,
+        scales, super_scales, line, known, start, last, inputs, block, lines, some, columns,
         even,
-    ).to(like.dtype.element_ty)
+    ).to(like.dtype.element_ty)  # fmt: skip
     added = tl.zeros_like(scale)
     if minimums is not None:
         added = _scale_of_columns(
-            minimums,
-            super_minimums,
-            line,
-            known,
-            start,
-            last,
-            inputs,
-            block,
-            lines,
-            some,
-            columns,
+            minimums, super_minimums, line, known, start, last, inputs, block, lines, some, columns,
             even,
-        ).to(like.dtype.element_ty)
+        ).to(like.dtype.element_ty)  # fmt: skip
     packed = _read(codes, line[:, None] * (inputs // 2) + pair[None, :], here, even)
     if high is not None:
         if bits == 6:
