@@ -53,7 +53,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "sigmoid": ops.sigmoid,
     "softmax": ops.softmax,
     "elu": lambda x: ops.where(ops.less(x, 0.0), ops.expm1(ops.minimum(x, 0.0)), x),
-    "softplus": lambda x: ops.logaddexp(x, ops.zeros_like(x)),
+    "softplus": lambda x: ops.logsumexp(ops.stack([x, ops.zeros_like(x)], -1), -1),
 }
 """The functions by name; `softmax` is over the last axis, and `leaky_relu` has the slope 0.01."""
 
