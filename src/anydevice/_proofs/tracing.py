@@ -58,8 +58,8 @@ class NetworkTrace:
     Shapes are NumPy's, with a batch of one in front.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.graph = Builder(prod(shape))
+    def __init__(self, shape: tuple[int, ...], graph: Builder | None = None) -> None:
+        self.graph = graph or Builder(prod(shape))
         self.input = SymbolicTensor(np.arange(prod(shape)).reshape(1, *shape))
         self._origins: dict[int, tuple[str, int, float]] = {}
         self._rows: list[tuple[int, ...]] = []
@@ -596,6 +596,56 @@ class NetworkTrace:
         scale = 1.0 if weight is None else _numbers_of(weight).reshape(column)
         shift = 0.0 if bias is None else _numbers_of(bias).reshape(column)
         return SymbolicTensor(self.graph.affine(y.reshape(a.shape), scale, shift, roundings=4))
+
+    def recurrent(
+        self, kind: str, x: Tensor, weights: Sequence[Tensor | None], reset_first: bool = False
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return the output of each step of "gru", "lstm" or a function, and the last cell.
+
+        The weights are those of PyTorch, for x of (positions, batch, features). With `reset_first`
+        a GRU multiplies the state by its gate before the matrix.
+        """
+        weight, own_weight = (self._transpose(w) for w in weights[:2] if w is not None)
+        size, outputs = own_weight.shape[0], list[Tensor]()
+        # Other executions sum all of a gate at once.
+        self.graph.more_roundings = weight.shape[0] + 2 * size + 8
+        h: Tensor = FixedTensor(np.zeros((x.shape[1], size)))
+        cell = h
+        for at in range(x.shape[0]):
+            row = self.rearrange(lambda a, at=at: a[at], x)
+            now, own = (
+                self.linear(row, weight, weights[2]),
+                self.linear(h, own_weight, weights[3]),
+            )
+            gates = self._gates(self.add(now, own), size)
+            open_gates = (
+                [self.function("sigmoid", gate) for gate in gates] if len(gates) > 1 else []
+            )
+            if kind == "gru":
+                reset, update, _ = open_gates
+                rest = self.multiply(reset, self._gates(own, size)[2])
+                if reset_first:
+                    (matrix, shift) = (
+                        w and self._gates(w, size)[2] for w in (own_weight, weights[3])
+                    )
+                    rest = self.linear(self.multiply(reset, h), matrix, shift)
+                new = self.function("tanh", self.add(self._gates(now, size)[2], rest))
+                h = self.add(new, self.multiply(update, self.add(h, new, -1.0)))
+            elif kind == "lstm":
+                enter, forget, _, leave = open_gates
+                new = self.multiply(enter, self.function("tanh", gates[2]))
+                cell = self.add(self.multiply(forget, cell), new)
+                h = self.multiply(leave, self.function("tanh", cell))
+            else:
+                h = self.function(kind, gates[0])
+            outputs.append(h)
+        self.graph.more_roundings = 0
+        return outputs, cell
+
+    def _gates(self, a: Tensor, size: int) -> list[Tensor]:
+        """Return parts of a size along the last axis."""
+        parts = np.split(np.arange(a.shape[-1]), a.shape[-1] // size)
+        return [self.rearrange(lambda x, part=part: x[..., part], a) for part in parts]
 
     # The origins of cells
 

@@ -384,6 +384,16 @@ def _upsample(trace: Trace, a: Traced, sizes: Sizes, *scales: float | None) -> T
     return a
 
 
+def _interpolate(trace: Trace, a: Traced, sizes: Sizes, aligned: bool, *scales: Any) -> Traced:
+    """Interpolate linearly along the last axes."""
+    for axis, size, scale in zip(
+        range(-len(sizes), 0), sizes, (*scales, None, None, None), strict=False
+    ):
+        options = size, scale or size / a.shape[axis], "align_corners" if aligned else "half_pixel"
+        a = trace.layer("interpolate", a, axis, *options)
+    return a
+
+
 def _softplus(trace: Trace, a: Traced, beta: float = 1.0, threshold: float = 20.0) -> Traced:
     if not 20 <= threshold <= 80:  # the identity above it is as good as log(1 + exp(z))
         raise trace.refuse(f"a softplus that is the identity above {threshold:g}")
@@ -508,6 +518,7 @@ _RULES: dict[str, Rule] = {
     "unsafe_split": _split_axis,
     "unsqueeze": _rearrange(lambda x, axis: np.expand_dims(x, axis)),
     **{f"upsample_nearest{axes}d": _upsample for axes in (1, 2, 3)},
+    **{f"upsample_{name}": _interpolate for name in ("linear1d", "bilinear2d", "trilinear3d")},
     **{f"_upsample_nearest_exact{axes}d": _upsample for axes in (1, 2, 3)},
     "_unsafe_view": _rearrange(lambda x, shape: np.reshape(x, shape)),
     "view": _rearrange(lambda x, shape: np.reshape(x, shape)),

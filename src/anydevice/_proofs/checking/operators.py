@@ -49,6 +49,7 @@ _MILD = 2.0**20
 _COORDINATES = "coordinate_transformation_mode"
 _REPEATS = (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"))
 """Coordinates and roundings by which a resize to a multiple repeats elements."""
+_HALF = ("half_pixel", "pytorch_half_pixel")
 _ONE = ((), (1,))
 """The shapes of one number that broadcasting does not notice."""
 _ONLY_GELU = "erf is known as a part of GELU alone"
@@ -229,6 +230,16 @@ class Lowering:
         minus = self.add([(a, 1.0), (b, -1.0)], zeros, "square")
         return self.add([(plus, 0.25), (minus, -0.25)], zeros, roundings=1)
 
+    def change(self, **fields: Any) -> None:
+        self.nodes[-1] = self.nodes[-1]._replace(**fields)
+
+    def cancel(self, value: Value, weight: Array) -> None:
+        """Add a term to the last sum that only its error counts: with both signs."""
+        node, weight = self.nodes[-1], self._columns(value, weight)
+        self.bytes += 2 * weight.nbytes
+        inputs = *node.inputs, value.node, value.node
+        self.change(inputs=inputs, weights=(*node.weights, weight, -weight))
+
     def _columns(self, value: Value, weight: Array) -> Array:
         if self._in_order(value):
             return np.ascontiguousarray(weight, np.float64)
@@ -275,7 +286,8 @@ def _floats(contents: list[Any]) -> list[float]:
 
 _FLOAT, _FLOATS = -(2 << 3 | 5), -(7 << 3 | 5)
 """The fields of numbers of four bytes; a list of them may be packed into one field 7, too."""
-_KINDS, _LISTS = {_FLOAT: 1, 3: 2, 4: 3, 5: 4, 7: 6, _FLOATS: 6, 8: 7}, {6: 7, 7: 8}
+_KINDS = {_FLOAT: 1, 3: 2, 4: 3, 5: 4, 7: 6, _FLOATS: 6, 8: 7, 9: 8}
+_LISTS = {6: 7, 7: 8, 8: 9}
 """The types of attributes by field, and the fields of those that may be empty."""
 _READERS: dict[int, Callable[[list[Any]], Any]] = {
     _FLOAT: lambda contents: _floats(contents)[-1],
@@ -285,6 +297,7 @@ _READERS: dict[int, Callable[[list[Any]], Any]] = {
     7: _floats,
     _FLOATS: _floats,
     8: lambda contents: list(integers(contents)),
+    9: lambda contents: [text([content]) for content in contents],
 }
 
 
@@ -320,6 +333,12 @@ def _gather(net: Lowering, x: Tensor, indices: Array) -> Tensor:
     if not isinstance(x, Erf):
         net.check_size(prod(x.shape) // x.shape[axis] * indices.size)
     return _shape_of(lambda _, x: np.take(x, indices, axis))(net, x)
+
+
+def _expand(net: Lowering, x: Any, shape: Array) -> Tensor:
+    sizes = np.broadcast_shapes(x.shape, tuple(int(n) for n in shape))
+    net.check_size(*sizes)
+    return _shape_of(lambda _, x: np.broadcast_to(x, sizes))(net, x)
 
 
 def _axes(attributes: Attributes, axes: Array | None) -> tuple[int, ...] | None:
@@ -382,6 +401,11 @@ def _concat(net: Lowering, *parts: Any) -> Tensor:
     net.check_size(sum(prod(part.shape) for part in parts))
     if not any(isinstance(part, Value) for part in parts):
         return np.concatenate(parts, axis)
+    return _join(net, parts, axis)
+
+
+def _join(net: Lowering, parts: Sequence[Any], axis: int) -> Value:
+    """Return values and constants along an axis."""
     values = [part for part in parts if isinstance(part, Value)]
     if len(values) == len(parts) and len({value.node for value in values}) == 1:
         return values[0]._replace(places=np.concatenate([v.places for v in values], axis))
@@ -567,14 +591,19 @@ def _product(net: Lowering, value: Value, matrix: Array) -> Value:
     """Return tensor @ matrix, for each row of the tensor."""
     if matrix.ndim != 2 or value.shape[-1] != len(matrix):
         raise FormatError(f"shapes {value.shape} and {matrix.shape} have no product")
+    full, bias = _blocks(net, value, matrix), np.zeros((*value.shape[:-1], matrix.shape[1]))
+    return net.add([(value, full)], bias, roundings=len(matrix))
+
+
+def _blocks(net: Lowering, value: Value, matrix: Array) -> Array:
+    """Return the weights of tensor @ matrix: the matrix for each row of the tensor."""
     rows, (terms, columns) = prod(value.shape[:-1]), matrix.shape
-    full = block = matrix.T
-    if rows > 1:
-        full = net.zeros(rows * columns, rows * terms)
-        for k in range(rows):
-            full[k * columns : (k + 1) * columns, k * terms : (k + 1) * terms] = block
-    bias = np.zeros((*value.shape[:-1], columns))
-    return net.add([(value, full)], bias, roundings=terms)
+    if rows == 1:
+        return matrix.T
+    full = net.zeros(rows * columns, rows * terms)
+    for k in range(rows):
+        full[k * columns : (k + 1) * columns, k * terms : (k + 1) * terms] = matrix.T
+    return full
 
 
 def _gemm(net: Lowering, a: Any, b: Any, c: Any = None) -> Value:
@@ -690,6 +719,9 @@ def _resize(net: Lowering, x: Value, *options: Any) -> Value:
         way = get(_COORDINATES, "half_pixel"), get("nearest_mode", "round_prefer_floor")
         _, scales, sizes = (*options, None)[:3]
     times = np.asarray(scales) if sizes is None else sizes / np.array(x.shape)
+    if get("mode", "nearest") == "linear":
+        new = np.floor(times * x.shape) if sizes is None else sizes
+        return _interpolate(net, x, times, [int(n) for n in new], way[0])
     repeats = get("mode", "nearest") == "nearest" and way in _REPEATS and min(times) >= 1
     if not repeats or (times % 1).any():
         raise NotSupportedError("it does not repeat each element an integer number of times")
@@ -698,6 +730,33 @@ def _resize(net: Lowering, x: Value, *options: Any) -> Value:
     for axis, count in enumerate(times.astype(int)):
         places = np.repeat(places, count, axis)
     return net.copy(x._replace(places=places))
+
+
+def _interpolate(net: Lowering, x: Value, times: Array, sizes: Sequence[int], way: str) -> Value:
+    """Resize one axis after another, each by a matrix with two numbers in a row.
+
+    An execution has wrong shares of neighbours if its positions are rounded: the error counts them.
+    """
+    if net.attributes.get("antialias", 0) or way not in (*_HALF, "asymmetric", "align_corners"):
+        raise NotSupportedError(f"it interpolates by {way!r}, or with antialias")
+    for axis, (old, new, scale) in enumerate(zip(x.shape, sizes, times.tolist(), strict=True)):
+        if old == new and scale == 1:
+            continue
+        at = (np.arange(new) + 0.5) / scale - 0.5
+        if way == "asymmetric":
+            at = np.arange(new) / scale
+        elif way == "align_corners" or (way == _HALF[1] and new == 1):
+            at = np.arange(new) * (old - 1) / max(new - 1, 1)
+        at = np.clip(at, 0, old - 1)
+        net.check_size(x.places.size // old * new)
+        rows = net.copy(x._replace(places=np.moveaxis(x.places, axis, -1)))
+        far = np.abs(np.arange(old)[:, None] - at)
+        y = _product(net, rows, np.maximum(1 - far, 0))
+        net.change(roundings=4 * old + 16, inexact=ROUNDED)
+        if (np.array([*at, scale]) * 1024 % 1).any():
+            net.cancel(rows, _blocks(net, rows, 1.0 * (far < 2)))
+        x = y._replace(places=np.moveaxis(y.places, -1, axis))
+    return x
 
 
 def _depth_to_space(attributes: Attributes, x: Array) -> Array:
@@ -782,6 +841,118 @@ def _batch_norm(net: Lowering, x: Value, scale: Array, b: Array, mean: Array, va
     centred = net.add([(x, 1.0)], -means, roundings=4)
     terms = [(centred, factors.reshape(-1))]
     return net.add(terms, shifts, roundings=8, inexact=2.0**-50)
+
+
+def _norm(net: Lowering, x: Value, scale: Array, b: Any = 0.0) -> Value:
+    """Normalize groups of channels, or the last axes, then scale and shift.
+
+    An execution may take E(x^2) - E(x)^2 for the variance: the error counts the squares of x.
+    """
+    get, shape, weights = net.attributes.get, x.shape[1:], [scale, np.asarray(b)]
+    count = prod(shape) // get("num_groups", len(scale))
+    if net.operator.kind == "LayerNormalization":
+        count = prod(x.shape[get("axis", -1) % len(x.shape) :])
+    else:  # until version 20, GroupNormalization has a number for each group
+        more, column = shape[0] // len(scale), (-1, *[1] * (len(shape) - 1))
+        weights = [np.repeat(weight, more).reshape(column) for weight in weights]
+    factors, shifts = (np.broadcast_to(weight, x.shape) for weight in weights)
+    epsilon, roundings, means = (
+        get("epsilon", _EPSILON),
+        4 * count + 16,
+        np.full((count, 1), 1 / count),
+    )
+    _check_mild(scale, 1 / np.sqrt(epsilon), scale / np.sqrt(epsilon))
+    if net.wide or count < 2 or get("stash_type", 1) != 1 or len(net.operator.outputs) > 1:
+        raise NotSupportedError("a norm in float64, of single numbers, or with other outputs")
+    rows = net.copy(x._replace(places=x.places.reshape(-1, count)))
+    raw, centred = net.copy(rows, "square"), _product(net, rows, np.eye(count) - means)
+    net.change(roundings=roundings, inexact=2.0**-50)
+    variance = _product(net, net.copy(centred, "square"), means)
+    net.change(function="relu", roundings=roundings, inexact=2.0**-50)
+    shift = np.full(variance.shape, epsilon)
+    root = net.add([(variance, 1.0)], shift, "rsqrt", roundings, 2.0**-50)
+    net.cancel(raw, _blocks(net, raw, means))
+    y = net.product(centred, root._replace(places=np.repeat(root.places, count, 1)))
+    terms = [(y._replace(places=y.places.reshape(x.shape)), factors.reshape(-1))]
+    return net.add(terms, shifts, roundings=8)
+
+
+def _gate(
+    net: Lowering, weights: Sequence[Array], function: str, x: Value, state: Value | None,
+    reset: Value | None = None,
+) -> Value:  # fmt: skip
+    """Return function(x W + b + reset * (state R + c)); at first, the state is None, and 0.
+
+    An execution may sum all terms in one loop, or the biases first: each sum counts that.
+    """
+    w, r, *biases = weights
+    roundings, shape = sum(w.shape) + len(r) + 8, (len(x.places), len(w))
+    bias, added = (np.broadcast_to(b, shape) for b in biases)
+    own = net.add([(x, _blocks(net, x, w.T))], bias, roundings=roundings)
+    terms: list[Any] = [] if state is None else [(state, _blocks(net, state, r.T))]
+    if reset is not None:
+        rest = net.add(terms, added, roundings=roundings) if terms else None
+        terms = [(net.product(reset, rest), 1.0)] if rest else [(reset, added.reshape(-1))]
+        added = np.zeros(shape)
+    return net.add([(own, 1.0), *terms], added, function, roundings)
+
+
+_RECURRENT = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
+"""The functions of a recurrent operator."""
+
+
+def _recurrent(
+    net: Lowering, x: Value, w: Array, r: Array, b: Any = None, lengths: Any = None, *states: Any
+) -> list[Value]:
+    """Unroll an RNN, GRU or LSTM over the first axis, from states of 0."""
+    get, kind, size = net.attributes.get, net.operator.kind, r.shape[-1]
+    way, late = get("direction", "forward"), get("linear_before_reset", 0)
+    ways = ["forward", "reverse"] if way == "bidirectional" else [way]
+    functions = get("activations", _RECURRENT[kind] * len(ways))
+    usual = kind == "RNN" and functions == ["Relu"] * len(ways)
+    usual |= functions == _RECURRENT[kind] * len(ways)
+    usual &= not (get("layout", 0) or get("input_forget", 0) or lengths is not None)
+    if not usual or any(state is not None and state.any() for state in states):
+        raise NotSupportedError(
+            "it has a first state other than 0, lengths, peepholes, another layout or other "
+            "functions; export it without them"
+        )
+    if get("hidden_size", size) != size or not len(w) == len(r) == len(ways):
+        raise FormatError("its sizes do not fit together")
+    ends, every = list[Any](), [list[Value]() for _ in ways]
+    for k, way in enumerate(ways):
+        parts = [w[k], r[k], *(np.zeros((2, w.shape[1])) if b is None else b[k].reshape(2, -1))]
+        gates = list(zip(*[np.split(part, w.shape[1] // size) for part in parts], strict=True))
+        state = cell = None
+        for places in x.places[:: -1 if way == "reverse" else 1]:
+            now = x._replace(places=places)
+            if kind == "LSTM":
+                enter, leave, forget = (_gate(net, g, "sigmoid", now, state) for g in gates[:3])
+                new, old = net.product(enter, _gate(net, gates[3], "tanh", now, state)), cell
+                cell = new if old is None else _total(net, new, net.product(forget, old))
+                state = net.product(leave, net.copy(cell, "tanh"))
+            elif kind == "GRU":
+                update, reset = (_gate(net, g, "sigmoid", now, state) for g in gates[:2])
+                kept = state if late or state is None else net.product(reset, state)
+                new = _gate(net, gates[2], "tanh", now, kept, reset if late else None)
+                share = net.add([(update, -1.0)], np.ones(update.shape), roundings=4)
+                new, old = net.product(share, new), state
+                state = new if old is None else _total(net, new, net.product(update, old))
+            else:
+                state = _gate(net, gates[0], functions[0].lower(), now, state)
+            every[k].append(state)
+        ends.append([end for end in (state, cell) if end is not None])
+        every[k] = every[k][:: -1 if way == "reverse" else 1]
+    columns, results = [y for step in zip(*every, strict=True) for y in step], []
+    for values in (columns, *zip(*ends, strict=True)):
+        flat = [y._replace(places=y.places.reshape(-1), alone=False) for y in values]
+        y = _join(net, flat, 0)
+        results.append(y._replace(places=y.places.reshape(-1, len(ways), *x.shape[1:2], size)))
+    return [results[0], *[y._replace(places=y.places[0]) for y in results[1:]]]
+
+
+def _total(net: Lowering, a: Value, b: Value) -> Value:
+    return net.add([(a, 1.0), (b, 1.0)], np.zeros(a.shape), roundings=8)
 
 
 def _elementwise(function: str) -> Callable[[Lowering, Value], Value]:
@@ -903,16 +1074,22 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Dropout": _dropout,
     "Elu": _elu,
     "Erf": lambda net, x: Erf(x),
+    "Expand": _expand,
     "Flatten": _shape_of(
         lambda attributes, x: x.reshape(prod(x.shape[: attributes.get("axis", 1)]), -1)
     ),
+    "GRU": _recurrent,
     "Gather": _gather,
     "Gelu": _gelu,
     "Gemm": _gemm,
     "GlobalAveragePool": _average,
+    "GroupNormalization": _norm,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
     "Identity": lambda net, x, *others: x,
+    "InstanceNormalization": _norm,
+    "LSTM": _recurrent,
+    "LayerNormalization": _norm,
     "LeakyRelu": _leaky,
     "MatMul": _matmul,
     "Max": _extreme,
@@ -923,6 +1100,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "PRelu": _leaky,
     "Pad": _pad,
     "Pow": _power,
+    "RNN": _recurrent,
     "ReduceMean": _mean,
     "ReduceSum": _mean,
     "Reshape": _shape_of(_reshape),
