@@ -89,11 +89,8 @@ class Builder:
         if (cells < NO_CELL).any():
             raise refused(self.path, "erf outside of a GELU, or log_softmax other than for classes")
         if not node.get("inexact", 0.0) < 0.5:
-            raise refused(
-                self.path,
-                "constants that lose all of their digits, as in a BatchNorm that was never trained",
-                "train the model first",
-            )
+            lost = "constants that lose all digits, as in a BatchNorm that was never trained"
+            raise refused(self.path, lost, "train the model first")
         weights = np.asarray(weights, np.float64)
         size = len(np.broadcast_to(weights, np.broadcast_shapes(cells.shape, weights.shape)))
         offset = np.ascontiguousarray(np.broadcast_to(np.asarray(bias, np.float64), (size,)))

@@ -193,9 +193,8 @@ def _norm(net: OnnxTrace, x: Tensor, *weights: Tensor) -> Tensor:
     if net.operator.kind == "LayerNormalization":
         scale, shift = (*weights, None)[:2]
         return net.layer_norm(x, rank - option("axis", -1) % rank, scale, shift, epsilon)
-    more = np.ones(x.shape[1] // weights[0].shape[0])  # until version 20, a group has one number
-    scale, shift = (net.rearrange(lambda w: np.kron(w, more), w) for w in weights)
-    return net.group_norm(x, scale, shift, option("num_groups", x.shape[1]), epsilon)
+    groups = option("num_groups", x.shape[1])
+    return net.group_norm(x, weights[0], weights[1], groups, epsilon)
 
 
 _GATES = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}
@@ -212,8 +211,7 @@ def _recurrent(net: OnnxTrace, x: Tensor, w: Any, r: Any, b: Any = None, *_: Any
         weights = [FixedTensor(a[rows]) for a in (w.value[k], r.value[k], *biases)]
         step = -1 if k or option("direction") == "reverse" else 1
         turned = net.rearrange(lambda a, step=step: a[::step], x)
-        late = bool(option("linear_before_reset"))
-        steps, cell = net.recurrent(function.lower(), turned, weights, not late)
+        steps, cell = net.recurrent(function.lower(), turned, weights)
         y = net.rearrange(lambda *parts: np.stack(parts), *steps[::step])
         ways.append([y, steps[-1], cell])
     y, *lasts = (

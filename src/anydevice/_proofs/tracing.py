@@ -598,54 +598,44 @@ class NetworkTrace:
         return SymbolicTensor(self.graph.affine(y.reshape(a.shape), scale, shift, roundings=4))
 
     def recurrent(
-        self, kind: str, x: Tensor, weights: Sequence[Tensor | None], reset_first: bool = False
+        self, kind: str, x: Tensor, weights: Sequence[Tensor | None]
     ) -> tuple[list[Tensor], Tensor]:
-        """Return the output of each step of "gru", "lstm" or a function, and the last cell.
+        """Return the output of each step of "gru", "lstm", "relu" or "tanh", and the last cell.
 
-        The weights are those of PyTorch, for x of (positions, batch, features). With `reset_first`
-        a GRU multiplies the state by its gate before the matrix.
+        The weights are those of PyTorch, for x of (positions, batch, features).
         """
         weight, own_weight = (self._transpose(w) for w in weights[:2] if w is not None)
         size, outputs = own_weight.shape[0], list[Tensor]()
+
+        def part(tensor: Tensor, k: int) -> Tensor:
+            return self.rearrange(lambda a: a[:, k * size : (k + 1) * size], tensor)
+
         # Other executions sum all of a gate at once.
         self.graph.more_roundings = weight.shape[0] + 2 * size + 8
         h: Tensor = FixedTensor(np.zeros((x.shape[1], size)))
         cell = h
         for at in range(x.shape[0]):
-            row = self.rearrange(lambda a, at=at: a[at], x)
-            now, own = (
-                self.linear(row, weight, weights[2]),
-                self.linear(h, own_weight, weights[3]),
-            )
-            gates = self._gates(self.add(now, own), size)
-            open_gates = (
-                [self.function("sigmoid", gate) for gate in gates] if len(gates) > 1 else []
-            )
+            now = self.linear(self.rearrange(lambda a, at=at: a[at], x), weight, weights[2])
+            own = self.linear(h, own_weight, weights[3])
+            gates = self.add(now, own)
             if kind == "gru":
-                reset, update, _ = open_gates
-                rest = self.multiply(reset, self._gates(own, size)[2])
-                if reset_first:
-                    (matrix, shift) = (
-                        w and self._gates(w, size)[2] for w in (own_weight, weights[3])
-                    )
-                    rest = self.linear(self.multiply(reset, h), matrix, shift)
-                new = self.function("tanh", self.add(self._gates(now, size)[2], rest))
+                reset, update = (self.function("sigmoid", part(gates, k)) for k in (0, 1))
+                rest = self.multiply(reset, part(own, 2))
+                new = self.function("tanh", self.add(part(now, 2), rest))
                 h = self.add(new, self.multiply(update, self.add(h, new, -1.0)))
             elif kind == "lstm":
-                enter, forget, _, leave = open_gates
-                new = self.multiply(enter, self.function("tanh", gates[2]))
+                enter, forget, leave = (self.function("sigmoid", part(gates, k)) for k in (0, 1, 3))
+                new = self.multiply(enter, self.function("tanh", part(gates, 2)))
                 cell = self.add(self.multiply(forget, cell), new)
                 h = self.multiply(leave, self.function("tanh", cell))
-            else:
-                h = self.function(kind, gates[0])
+            elif kind == "relu":
+                h = self.function(kind, gates)
+            else:  # 2 sigmoid(2 z) - 1, as onnxruntime has an absolute error for this tanh
+                h = self.function("sigmoid", self.multiply(gates, self.constant(2.0)))
+                h = self.add(self.multiply(h, self.constant(2.0)), self.constant(-1.0))
             outputs.append(h)
         self.graph.more_roundings = 0
         return outputs, cell
-
-    def _gates(self, a: Tensor, size: int) -> list[Tensor]:
-        """Return parts of a size along the last axis."""
-        parts = np.split(np.arange(a.shape[-1]), a.shape[-1] // size)
-        return [self.rearrange(lambda x, part=part: x[..., part], a) for part in parts]
 
     # The origins of cells
 

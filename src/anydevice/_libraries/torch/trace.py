@@ -386,11 +386,10 @@ def _upsample(trace: Trace, a: Traced, sizes: Sizes, *scales: float | None) -> T
 
 def _interpolate(trace: Trace, a: Traced, sizes: Sizes, aligned: bool, *scales: Any) -> Traced:
     """Interpolate linearly along the last axes."""
-    for axis, size, scale in zip(
-        range(-len(sizes), 0), sizes, (*scales, None, None, None), strict=False
-    ):
-        options = size, scale or size / a.shape[axis], "align_corners" if aligned else "half_pixel"
-        a = trace.layer("interpolate", a, axis, *options)
+    way = "align_corners" if aligned else "half_pixel"
+    for axis in range(-len(sizes), 0):
+        scale = (scales and scales[axis]) or sizes[axis] / a.shape[axis]
+        a = trace.layer("interpolate", a, axis, sizes[axis], scale, way)
     return a
 
 

@@ -230,15 +230,12 @@ class Lowering:
         minus = self.add([(a, 1.0), (b, -1.0)], zeros, "square")
         return self.add([(plus, 0.25), (minus, -0.25)], zeros, roundings=1)
 
-    def change(self, **fields: Any) -> None:
-        self.nodes[-1] = self.nodes[-1]._replace(**fields)
-
     def cancel(self, value: Value, weight: Array) -> None:
         """Add a term to the last sum that only its error counts: with both signs."""
         node, weight = self.nodes[-1], self._columns(value, weight)
         self.bytes += 2 * weight.nbytes
         inputs = *node.inputs, value.node, value.node
-        self.change(inputs=inputs, weights=(*node.weights, weight, -weight))
+        self.nodes[-1] = node._replace(inputs=inputs, weights=(*node.weights, weight, -weight))
 
     def _columns(self, value: Value, weight: Array) -> Array:
         if self._in_order(value):
@@ -335,12 +332,6 @@ def _gather(net: Lowering, x: Tensor, indices: Array) -> Tensor:
     return _shape_of(lambda _, x: np.take(x, indices, axis))(net, x)
 
 
-def _expand(net: Lowering, x: Any, shape: Array) -> Tensor:
-    sizes = np.broadcast_shapes(x.shape, tuple(int(n) for n in shape))
-    net.check_size(*sizes)
-    return _shape_of(lambda _, x: np.broadcast_to(x, sizes))(net, x)
-
-
 def _axes(attributes: Attributes, axes: Array | None) -> tuple[int, ...] | None:
     chosen = attributes.get("axes") if axes is None else axes.reshape(-1)
     return None if chosen is None else tuple(int(axis) for axis in chosen)
@@ -396,16 +387,11 @@ def _constant_of_shape(net: Lowering, shape: Array) -> Tensor:
     return np.full([int(n) for n in shape], value.reshape(-1)[0], value.dtype)
 
 
-def _concat(net: Lowering, *parts: Any) -> Tensor:
+def _concat(net: Lowering, *parts: Any) -> Any:
     axis = net.attributes.get("axis")
     net.check_size(sum(prod(part.shape) for part in parts))
     if not any(isinstance(part, Value) for part in parts):
         return np.concatenate(parts, axis)
-    return _join(net, parts, axis)
-
-
-def _join(net: Lowering, parts: Sequence[Any], axis: int) -> Value:
-    """Return values and constants along an axis."""
     values = [part for part in parts if isinstance(part, Value)]
     if len(values) == len(parts) and len({value.node for value in values}) == 1:
         return values[0]._replace(places=np.concatenate([v.places for v in values], axis))
@@ -587,12 +573,19 @@ def _matmul(net: Lowering, a: Any, b: Any) -> Value:
     return result._replace(places=np.swapaxes(result.places, -1, -2)) if transposed else result
 
 
-def _product(net: Lowering, value: Value, matrix: Array) -> Value:
+def _product(
+    net: Lowering,
+    value: Value,
+    matrix: Array,
+    function: str = "",
+    roundings: int = 0,
+    inexact: float = 0.0,
+) -> Value:
     """Return tensor @ matrix, for each row of the tensor."""
     if matrix.ndim != 2 or value.shape[-1] != len(matrix):
         raise FormatError(f"shapes {value.shape} and {matrix.shape} have no product")
     full, bias = _blocks(net, value, matrix), np.zeros((*value.shape[:-1], matrix.shape[1]))
-    return net.add([(value, full)], bias, roundings=len(matrix))
+    return net.add([(value, full)], bias, function, roundings or len(matrix), inexact)
 
 
 def _blocks(net: Lowering, value: Value, matrix: Array) -> Array:
@@ -724,7 +717,10 @@ def _resize(net: Lowering, x: Value, *options: Any) -> Value:
         return _interpolate(net, x, times, [int(n) for n in new], way[0])
     repeats = get("mode", "nearest") == "nearest" and way in _REPEATS and min(times) >= 1
     if not repeats or (times % 1).any():
-        raise NotSupportedError("it does not repeat each element an integer number of times")
+        raise NotSupportedError(
+            "it does not repeat each element an integer number of times; resize by an integer, "
+            "or with mode 'linear'"
+        )
     net.check_size(*(times * x.shape).astype(int).tolist())
     places = x.places
     for axis, count in enumerate(times.astype(int)):
@@ -751,8 +747,8 @@ def _interpolate(net: Lowering, x: Value, times: Array, sizes: Sequence[int], wa
         net.check_size(x.places.size // old * new)
         rows = net.copy(x._replace(places=np.moveaxis(x.places, axis, -1)))
         far = np.abs(np.arange(old)[:, None] - at)
-        y = _product(net, rows, np.maximum(1 - far, 0))
-        net.change(roundings=4 * old + 16, inexact=ROUNDED)
+        shares = np.maximum(1 - far, 0)
+        y = _product(net, rows, shares, roundings=4 * old + 16, inexact=ROUNDED)
         if (np.array([*at, scale]) * 1024 % 1).any():
             net.cancel(rows, _blocks(net, rows, 1.0 * (far < 2)))
         x = y._replace(places=np.moveaxis(y.places, -1, axis))
@@ -806,14 +802,11 @@ def _mean(net: Lowering, x: Value, axes: Array | None = None) -> Value:
     outer = prod(x.shape[a] for a in rest)
     terms = x.places.size // outer
     rows = np.moveaxis(x.places, rest, range(len(rest))).reshape(outer, terms)
-    factor = 1.0 / terms if net.operator.kind == "ReduceMean" else 1.0
-    matrix = net.zeros(outer, x.places.size)
-    for k in range(outer):
-        matrix[k, k * terms : (k + 1) * terms] = factor
+    factors = np.full((terms, 1), 1.0 / terms if net.operator.kind == "ReduceMean" else 1.0)
     keep = net.attributes.get("keepdims", 1)
     shape = [n if a in rest else 1 for a, n in enumerate(x.shape) if a in rest or keep]
-    value, bias = x._replace(places=rows), np.zeros(shape)
-    return net.add([(value, matrix)], bias, roundings=terms + 1, inexact=ROUNDED)
+    y = _product(net, x._replace(places=rows), factors, roundings=terms + 1, inexact=ROUNDED)
+    return y._replace(places=y.places.reshape(shape))
 
 
 def _check_mild(*factors: Any) -> None:
@@ -849,52 +842,26 @@ def _norm(net: Lowering, x: Value, scale: Array, b: Any = 0.0) -> Value:
     An execution may take E(x^2) - E(x)^2 for the variance: the error counts the squares of x.
     """
     get, shape, weights = net.attributes.get, x.shape[1:], [scale, np.asarray(b)]
-    count = prod(shape) // get("num_groups", len(scale))
+    count, epsilon = prod(shape) // get("num_groups", len(scale)), get("epsilon", _EPSILON)
     if net.operator.kind == "LayerNormalization":
         count = prod(x.shape[get("axis", -1) % len(x.shape) :])
-    else:  # until version 20, GroupNormalization has a number for each group
-        more, column = shape[0] // len(scale), (-1, *[1] * (len(shape) - 1))
-        weights = [np.repeat(weight, more).reshape(column) for weight in weights]
-    factors, shifts = (np.broadcast_to(weight, x.shape) for weight in weights)
-    epsilon, roundings, means = (
-        get("epsilon", _EPSILON),
-        4 * count + 16,
-        np.full((count, 1), 1 / count),
-    )
+    else:
+        weights = [weight.reshape(-1, *[1] * (len(shape) - 1)) for weight in weights]
     _check_mild(scale, 1 / np.sqrt(epsilon), scale / np.sqrt(epsilon))
     if net.wide or count < 2 or get("stash_type", 1) != 1 or len(net.operator.outputs) > 1:
         raise NotSupportedError("a norm in float64, of single numbers, or with other outputs")
-    rows = net.copy(x._replace(places=x.places.reshape(-1, count)))
-    raw, centred = net.copy(rows, "square"), _product(net, rows, np.eye(count) - means)
-    net.change(roundings=roundings, inexact=2.0**-50)
-    variance = _product(net, net.copy(centred, "square"), means)
-    net.change(function="relu", roundings=roundings, inexact=2.0**-50)
+    rows, means = x._replace(places=x.places.reshape(-1, count)), np.full((count, 1), 1 / count)
+    rows, errors = net.copy(rows), {"roundings": 4 * count + 16, "inexact": 2.0**-50}
+    raw = net.copy(rows, "square")
+    centred = _product(net, rows, np.eye(count) - means, **errors)
+    variance = _product(net, net.copy(centred, "square"), means, "relu", **errors)
     shift = np.full(variance.shape, epsilon)
-    root = net.add([(variance, 1.0)], shift, "rsqrt", roundings, 2.0**-50)
+    root = net.add([(variance, 1.0)], shift, "rsqrt", **errors)
     net.cancel(raw, _blocks(net, raw, means))
     y = net.product(centred, root._replace(places=np.repeat(root.places, count, 1)))
+    factors, shifts = (np.broadcast_to(weight, x.shape) for weight in weights)
     terms = [(y._replace(places=y.places.reshape(x.shape)), factors.reshape(-1))]
     return net.add(terms, shifts, roundings=8)
-
-
-def _gate(
-    net: Lowering, weights: Sequence[Array], function: str, x: Value, state: Value | None,
-    reset: Value | None = None,
-) -> Value:  # fmt: skip
-    """Return function(x W + b + reset * (state R + c)); at first, the state is None, and 0.
-
-    An execution may sum all terms in one loop, or the biases first: each sum counts that.
-    """
-    w, r, *biases = weights
-    roundings, shape = sum(w.shape) + len(r) + 8, (len(x.places), len(w))
-    bias, added = (np.broadcast_to(b, shape) for b in biases)
-    own = net.add([(x, _blocks(net, x, w.T))], bias, roundings=roundings)
-    terms: list[Any] = [] if state is None else [(state, _blocks(net, state, r.T))]
-    if reset is not None:
-        rest = net.add(terms, added, roundings=roundings) if terms else None
-        terms = [(net.product(reset, rest), 1.0)] if rest else [(reset, added.reshape(-1))]
-        added = np.zeros(shape)
-    return net.add([(own, 1.0), *terms], added, function, roundings)
 
 
 _RECURRENT = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
@@ -904,55 +871,74 @@ _RECURRENT = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "
 def _recurrent(
     net: Lowering, x: Value, w: Array, r: Array, b: Any = None, lengths: Any = None, *states: Any
 ) -> list[Value]:
-    """Unroll an RNN, GRU or LSTM over the first axis, from states of 0."""
+    """Unroll an RNN, GRU or LSTM over the first axis, from states of 0.
+
+    An execution may sum all terms of a gate in one loop, or the biases first: each sum counts that.
+    """
     get, kind, size = net.attributes.get, net.operator.kind, r.shape[-1]
-    way, late = get("direction", "forward"), get("linear_before_reset", 0)
+    way, late = get("direction", "forward"), get("linear_before_reset", kind != "GRU")
     ways = ["forward", "reverse"] if way == "bidirectional" else [way]
     functions = get("activations", _RECURRENT[kind] * len(ways))
-    usual = kind == "RNN" and functions == ["Relu"] * len(ways)
-    usual |= functions == _RECURRENT[kind] * len(ways)
-    usual &= not (get("layout", 0) or get("input_forget", 0) or lengths is not None)
-    if not usual or any(state is not None and state.any() for state in states):
+    relu = kind == "RNN" and functions == ["Relu"] * len(ways)
+    usual = (relu or functions == _RECURRENT[kind] * len(ways)) and late and lengths is None
+    begins = any(state is not None and state.any() for state in states)
+    if begins or not usual or get("layout", 0) or get("input_forget", 0):
         raise NotSupportedError(
-            "it has a first state other than 0, lengths, peepholes, another layout or other "
-            "functions; export it without them"
+            "it has a first state other than 0, lengths, peepholes, or another form or function "
+            "than PyTorch exports (of a GRU: linear_before_reset=1); export it without them"
         )
     if get("hidden_size", size) != size or not len(w) == len(r) == len(ways):
         raise FormatError("its sizes do not fit together")
-    ends, every = list[Any](), [list[Value]() for _ in ways]
+    ends, every, roundings = list[Any](), list[Any](), x.shape[2] + 2 * size + 8
+    zeros, wide = np.zeros((x.shape[1], size)), np.zeros((x.shape[1], w.shape[1]))
+    gates_of = {"RNN": ["relu" * relu], "GRU": ["sigmoid"] * 2, "LSTM": ["sigmoid"] * 3 + ["tanh"]}
     for k, way in enumerate(ways):
-        parts = [w[k], r[k], *(np.zeros((2, w.shape[1])) if b is None else b[k].reshape(2, -1))]
-        gates = list(zip(*[np.split(part, w.shape[1] // size) for part in parts], strict=True))
-        state = cell = None
-        for places in x.places[:: -1 if way == "reverse" else 1]:
-            now = x._replace(places=places)
+        bias, more = np.zeros((2, w.shape[1])) if b is None else b[k].reshape(2, -1)
+        state, cell, steps, turn = None, None, list[Value](), -1 if way == "reverse" else 1
+        for places in x.places[::turn]:
+            row, old = x._replace(places=places), cell if kind == "LSTM" else state
+            now = net.add([(row, _blocks(net, row, w[k].T))], wide + bias, roundings=roundings)
+            terms = [(state, _blocks(net, state, r[k].T))] if state else [(now, 0.0)]
+            own = net.add(terms, wide + more, roundings=roundings)
+            halves = [np.split(y.places, w.shape[1] // size, 1) for y in (now, own)]
+            parts = [
+                [(now._replace(places=p), 1.0), (own._replace(places=q), 1.0)]
+                for p, q in zip(*halves, strict=True)
+            ]
+            gates = [
+                net.add(pair, zeros, name, roundings)
+                for pair, name in zip(parts, gates_of[kind], strict=False)
+            ]
+            if kind == "GRU":
+                rest = (gates[1], (zeros + more[2 * size :]).reshape(-1))
+                if state is not None:
+                    rest = (net.product(gates[1], parts[2][1][0]), 1.0)
+                new = net.add([parts[2][0], rest], zeros, "tanh", roundings)
+                share = net.add([(gates[0], -1.0)], zeros + 1.0, roundings=4)
+                total, forget = net.product(share, new), gates[0]
+            elif kind == "LSTM":
+                total, forget = net.product(gates[0], gates[3]), gates[2]
+            elif relu:
+                total = gates[0]
+            else:  # 2 sigmoid(2 z) - 1: onnxruntime has an absolute error for this tanh
+                total = net.add([(gates[0], 2.0)], zeros, "sigmoid")
+                total = net.add([(total, 2.0)], zeros - 1.0, roundings=16)
+            if old is not None and kind != "RNN":
+                total = net.add([(total, 1.0), (net.product(forget, old), 1.0)], zeros, roundings=8)
+            state = total
             if kind == "LSTM":
-                enter, leave, forget = (_gate(net, g, "sigmoid", now, state) for g in gates[:3])
-                new, old = net.product(enter, _gate(net, gates[3], "tanh", now, state)), cell
-                cell = new if old is None else _total(net, new, net.product(forget, old))
-                state = net.product(leave, net.copy(cell, "tanh"))
-            elif kind == "GRU":
-                update, reset = (_gate(net, g, "sigmoid", now, state) for g in gates[:2])
-                kept = state if late or state is None else net.product(reset, state)
-                new = _gate(net, gates[2], "tanh", now, kept, reset if late else None)
-                share = net.add([(update, -1.0)], np.ones(update.shape), roundings=4)
-                new, old = net.product(share, new), state
-                state = new if old is None else _total(net, new, net.product(update, old))
-            else:
-                state = _gate(net, gates[0], functions[0].lower(), now, state)
-            every[k].append(state)
+                cell, state = total, net.product(gates[1], net.copy(total, "tanh"))
+            steps.append(state)
         ends.append([end for end in (state, cell) if end is not None])
-        every[k] = every[k][:: -1 if way == "reverse" else 1]
-    columns, results = [y for step in zip(*every, strict=True) for y in step], []
-    for values in (columns, *zip(*ends, strict=True)):
-        flat = [y._replace(places=y.places.reshape(-1), alone=False) for y in values]
-        y = _join(net, flat, 0)
-        results.append(y._replace(places=y.places.reshape(-1, len(ways), *x.shape[1:2], size)))
+        every.append(steps[::turn])
+    results, shape = list[Value](), (len(ways), x.shape[1], size)
+    for values in (
+        [y for step in zip(*every, strict=True) for y in step],
+        *zip(*ends, strict=True),
+    ):
+        y = _concat(net, *[value._replace(alone=False) for value in values])
+        results.append(y._replace(places=y.places.reshape(-1, *shape)))
     return [results[0], *[y._replace(places=y.places[0]) for y in results[1:]]]
-
-
-def _total(net: Lowering, a: Value, b: Value) -> Value:
-    return net.add([(a, 1.0), (b, 1.0)], np.zeros(a.shape), roundings=8)
 
 
 def _elementwise(function: str) -> Callable[[Lowering, Value], Value]:
@@ -1074,7 +1060,9 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Dropout": _dropout,
     "Elu": _elu,
     "Erf": lambda net, x: Erf(x),
-    "Expand": _expand,
+    "Expand": _shape_of(
+        lambda _, x, shape: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(shape)))
+    ),
     "Flatten": _shape_of(
         lambda attributes, x: x.reshape(prod(x.shape[: attributes.get("axis", 1)]), -1)
     ),
