@@ -98,9 +98,7 @@ LAYERS: dict[str, list[Callable[..., Any]]] = {
         lambda n, r, s: r.choice([n.AvgPool2d, n.MaxPool2d])(pick(r), r.choice([None, pick(r)])),
         lambda n, r, s: r.choice([n.GlobalAvgPool, n.GlobalMaxPool, n.Flatten])(),
         lambda n, r, s: r.choice([n.LayerNorm(s[-1]), n.RMSNorm(s[-1]), n.BatchNorm(s[0])]),
-        lambda n, r, s: r.choice(
-            [n.GroupNorm(s[0]), n.PReLU(s[0]), n.Upsample(2, r.random() < 0.7)]
-        ),
+        lambda n, r, s: r.choice([n.GroupNorm(s[0]), n.Upsample(2, r.random() < 0.7)]),
         lambda n, r, s: r.choice([n.LSTM, n.GRU])(s[-1], 2, r.random() < 0.3, r.random() < 0.7),
         lambda n, r, s: n.Bidirectional(n.GRU(s[-1], 1, r.random() < 0.3)),
         lambda n, r, s: n.Residual(n.Dense(s[-1], 3), n.Dense(s[-1], 3)),

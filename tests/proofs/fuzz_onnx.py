@@ -32,7 +32,7 @@ INPUTS = {
 }
 """Attributes that are inputs from an opset on."""
 VERSIONS = {"Gelu": (20, 99), "HardSwish": (14, 99), "Mish": (18, 99), "Resize": (10, 99)}
-VERSIONS |= {"Expand": (8, 99), "GroupNormalization": (18, 99), "LayerNormalization": (17, 99)}
+VERSIONS |= {"Expand": (8, 99), "GroupNormalization": (21, 99)}
 VERSIONS["Upsample"] = (7, 9)
 """The first and the last opset that have an operator."""
 
@@ -240,14 +240,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Dropout": {"ratio": [0.3], "training_mode": [False]},
     "Elu": {"alpha": [0.4, 1.7]},
     "Flatten": {"axis": draw_axis},
-    "GRU": {"direction": WAYS, "linear_before_reset": [0, 1, 1]},
+    "GRU": {"direction": WAYS},
     "Gelu": {"approximate": ["none", "none", "tanh"]},
     "Gemm": {"transA": [0, 1], "transB": [0, 1], "alpha": [1.0, 0.5], "beta": [1.0, 1.0, 0.0]},
     "HardSigmoid": {"alpha": [1 / 6, -0.3], "beta": [0.2, 0.9]},
     "GroupNormalization": {"epsilon": [1e-3, 0.5]},
     "InstanceNormalization": {"epsilon": [1e-3, 0.5]},
     "LSTM": {"direction": WAYS, "input_forget": [0, 0, 1]},
-    "LayerNormalization": {"axis": draw_axis, "epsilon": [1e-3, 0.5]},
     "LeakyRelu": {"alpha": [0.3, 1.5, -0.5]},
     "MaxPool": {**POOLED, "storage_order": [0, 1]},
     "Pad": {"mode": ["constant", "edge", "reflect", "wrap"], "value": [0.0, 1.5, -3.0]},
@@ -348,6 +347,8 @@ def propose_operator(draft: Draft, kind: str, x: str, value: Any) -> str:
         case "GRU" | "LSTM" | "RNN":
             ways, size = 1 + (options["direction"] == "bidirectional"), draft.randint(1, 2)
             rows, options["hidden_size"] = GATES[kind] * size, size
+            if kind == "GRU":
+                options["linear_before_reset"] = draft.choice([0, 1, 1, 1, 1])
             shapes = [[ways, rows, value.shape[-1]], [ways, rows, size], [ways, 2 * rows]]
             others = [draft.add_weight(shape, value, 1.0) for shape in shapes]
             others = others[: draft.choice([2, 3, 3])]
@@ -356,14 +357,10 @@ def propose_operator(draft: Draft, kind: str, x: str, value: Any) -> str:
                 others += ["", draft.add_constant(state, value.dtype)]
             outputs = draft.randint(1, 3 if kind == "LSTM" else 2)
         case "GroupNormalization" | "InstanceNormalization":
-            count = channels = value.shape[1]
+            channels = value.shape[1]
             if kind[0] == "G":
                 options["num_groups"] = draft.choice([n for n in (1, 2, 3) if channels % n == 0])
-                count = channels if draft.opset > 20 else options["num_groups"]
-            others = [draft.add_weight([count], value) for _ in range(2)]
-        case "LayerNormalization":
-            shape = value.shape[-1 if options["axis"] is None else options["axis"] :]
-            others = [draft.add_weight(shape, value) for _ in range(draft.randint(1, 2))]
+            others = [draft.add_weight([channels], value) for _ in range(2)]
         case "Dropout" | "MaxPool":
             outputs += draft.chance(0.2)
         case "Gather":

@@ -119,9 +119,6 @@ OPERATORS: dict[str, Any] = {
         "LSTM", 2, 2, 3, inputs="x w r b", w=numbers(1, 8, 3), r=numbers(1, 8, 2), b=numbers(1, 16),
         hidden_size=2, direction="reverse",
     ),
-    "LayerNormalization": one(
-        "LayerNormalization", 2, 3, inputs="x s b", s=numbers(3), b=numbers(3)
-    ),
     "LeakyRelu": one("LeakyRelu", 1, 3, alpha=0.3),
     "MatMul": one("MatMul", 2, 3, inputs="x w", w=numbers(3, 2)),
     "Max": one("Max", 3, inputs="x c", c=np.zeros((1, 1), np.float32)),

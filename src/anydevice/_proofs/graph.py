@@ -212,13 +212,8 @@ class Builder:
         y = self.rows(np.concatenate(rows), np.concatenate(weights), offset, roundings=roundings)
         return y.reshape(outputs, *sizes)
 
-    def interpolate(
-        self, cells: Cells, axis: int, size: int, scale: float, way: str = "half_pixel"
-    ) -> Cells:
-        """Interpolate linearly between neighbours along an axis, by positions that ONNX names.
-
-        An execution may round positions. Then weights 1 and -1 of neighbours count in the error.
-        """
+    def interpolate(self, cells: Cells, axis: int, size: int, scale: float, way: str) -> Cells:
+        """Interpolate along an axis; the error counts that an execution rounds positions."""
         last, at = cells.shape[axis] - 1, np.arange(size, dtype=np.float64)
         if way == "align_corners":
             at *= last / max(size - 1, 1)

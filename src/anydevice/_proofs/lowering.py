@@ -279,11 +279,12 @@ def _group_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Ce
 
 
 def _upsample(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
+    factor = layer.factor
     for axis, size in enumerate(cells.shape[1:], 1):
         if layer.linear:
-            cells = graph.interpolate(cells, axis, size * layer.factor, layer.factor)
+            cells = graph.interpolate(cells, axis, size * factor, factor, "half_pixel")
         else:
-            cells = np.repeat(cells, layer.factor, axis)
+            cells = np.repeat(cells, factor, axis)
     return cells
 
 
@@ -291,8 +292,7 @@ def _recurrent(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cel
     trace = NetworkTrace(cells.shape, graph)
     arrays, _ = _weights_of(parameters, "input", "recurrent", "input_bias", "recurrent_bias")
     weights = [None if array is None else FixedTensor(array) for array in arrays]
-    x = SymbolicTensor(cells[:, None])
-    steps, _ = trace.recurrent(type(layer).__name__.lower(), x, weights)
+    steps = trace.recurrent(layer._op, SymbolicTensor(cells[:, None]), weights)
     rows = [trace.cells(step)[0] for step in steps]
     return rows[-1] if layer.last else np.stack(rows)
 
@@ -368,9 +368,6 @@ _LAYERS: dict[type[Layer], Callable[[Builder, Any, Any, Cells], Cells]] = {
     layers.GroupNorm: _group_norm,
     layers.LayerNorm: _layer_norm,
     layers.LeakyReLU: lambda graph, layer, _, cells: graph.leaky_relu(cells, layer.slope),
-    layers.PReLU: lambda graph, layer, parameters, cells: graph.leaky_relu(
-        cells, _weights_of(parameters, "slope")[0][0].reshape(-1, *[1] * (cells.ndim - 1))
-    ),
     layers.PositionEmbedding: _position_embedding,
     layers.Transpose: lambda graph, layer, _, cells: cells.reshape(len(cells), -1).T,
     layers.RMSNorm: lambda graph, layer, parameters, cells: graph.rms_norm(

@@ -187,14 +187,10 @@ def _resize(net: OnnxTrace, x: Tensor, *options: Tensor | None) -> Tensor:
     return x
 
 
-def _norm(net: OnnxTrace, x: Tensor, *weights: Tensor) -> Tensor:
-    option, rank = net.attributes.get, len(x.shape)
-    epsilon = option("epsilon", float(np.float32(1e-5)))
-    if net.operator.kind == "LayerNormalization":
-        scale, shift = (*weights, None)[:2]
-        return net.layer_norm(x, rank - option("axis", -1) % rank, scale, shift, epsilon)
-    groups = option("num_groups", x.shape[1])
-    return net.group_norm(x, weights[0], weights[1], groups, epsilon)
+def _norm(net: OnnxTrace, x: Tensor, scale: Tensor, b: Tensor) -> Tensor:
+    groups = net.attributes.get("num_groups", x.shape[1])
+    epsilon = net.attributes.get("epsilon", float(np.float32(1e-5)))
+    return net.group_norm(x, scale, b, groups, epsilon)
 
 
 _GATES = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}
@@ -211,13 +207,12 @@ def _recurrent(net: OnnxTrace, x: Tensor, w: Any, r: Any, b: Any = None, *_: Any
         weights = [FixedTensor(a[rows]) for a in (w.value[k], r.value[k], *biases)]
         step = -1 if k or option("direction") == "reverse" else 1
         turned = net.rearrange(lambda a, step=step: a[::step], x)
-        steps, cell = net.recurrent(function.lower(), turned, weights)
+        steps = net.recurrent(function.lower(), turned, weights)
         y = net.rearrange(lambda *parts: np.stack(parts), *steps[::step])
-        ways.append([y, steps[-1], cell])
-    y, *lasts = (
-        net.rearrange(lambda *parts: np.stack(parts), *parts) for parts in zip(*ways, strict=True)
-    )
-    return [net.rearrange(lambda a: np.moveaxis(a, 0, 1), y), *lasts]
+        ways.append([y, steps[-1]])
+    sequences, lasts = zip(*ways, strict=True)
+    join = net.rearrange
+    return [join(lambda *a: np.stack(a, 1), *sequences), join(lambda *a: np.stack(a), *lasts)]
 
 
 def _conv_transpose(net: OnnxTrace, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
@@ -300,7 +295,6 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Identity": lambda net, x: x,
     "InstanceNormalization": _norm,
     "LSTM": _recurrent,
-    "LayerNormalization": _norm,
     "LeakyRelu": lambda net, x: net.leaky_relu(
         x, net.attributes.get("alpha", float(np.float32(0.01)))
     ),

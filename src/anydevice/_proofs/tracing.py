@@ -597,14 +597,12 @@ class NetworkTrace:
         shift = 0.0 if bias is None else _numbers_of(bias).reshape(column)
         return SymbolicTensor(self.graph.affine(y.reshape(a.shape), scale, shift, roundings=4))
 
-    def recurrent(
-        self, kind: str, x: Tensor, weights: Sequence[Tensor | None]
-    ) -> tuple[list[Tensor], Tensor]:
-        """Return the output of each step of "gru", "lstm", "relu" or "tanh", and the last cell.
+    def recurrent(self, kind: str, x: Tensor, weights: Sequence[Any]) -> list[Tensor]:
+        """Return the output of each step of "gru", "lstm", "relu" or "tanh".
 
         The weights are those of PyTorch, for x of (positions, batch, features).
         """
-        weight, own_weight = (self._transpose(w) for w in weights[:2] if w is not None)
+        weight, own_weight = map(self._transpose, weights[:2])
         size, outputs = own_weight.shape[0], list[Tensor]()
 
         def part(tensor: Tensor, k: int) -> Tensor:
@@ -635,7 +633,7 @@ class NetworkTrace:
                 h = self.add(self.multiply(h, self.constant(2.0)), self.constant(-1.0))
             outputs.append(h)
         self.graph.more_roundings = 0
-        return outputs, cell
+        return outputs
 
     # The origins of cells
 

@@ -385,7 +385,6 @@ def _upsample(trace: Trace, a: Traced, sizes: Sizes, *scales: float | None) -> T
 
 
 def _interpolate(trace: Trace, a: Traced, sizes: Sizes, aligned: bool, *scales: Any) -> Traced:
-    """Interpolate linearly along the last axes."""
     way = "align_corners" if aligned else "half_pixel"
     for axis in range(-len(sizes), 0):
         scale = (scales and scales[axis]) or sizes[axis] / a.shape[axis]

@@ -49,7 +49,7 @@ _MILD = 2.0**20
 _COORDINATES = "coordinate_transformation_mode"
 _REPEATS = (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"))
 """Coordinates and roundings by which a resize to a multiple repeats elements."""
-_HALF = ("half_pixel", "pytorch_half_pixel")
+_WAYS = ("pytorch_half_pixel", "half_pixel", "asymmetric", "align_corners")
 _ONE = ((), (1,))
 """The shapes of one number that broadcasting does not notice."""
 _ONLY_GELU = "erf is known as a part of GELU alone"
@@ -573,19 +573,12 @@ def _matmul(net: Lowering, a: Any, b: Any) -> Value:
     return result._replace(places=np.swapaxes(result.places, -1, -2)) if transposed else result
 
 
-def _product(
-    net: Lowering,
-    value: Value,
-    matrix: Array,
-    function: str = "",
-    roundings: int = 0,
-    inexact: float = 0.0,
-) -> Value:
+def _product(net: Lowering, value: Value, matrix: Array, **node: Any) -> Value:
     """Return tensor @ matrix, for each row of the tensor."""
     if matrix.ndim != 2 or value.shape[-1] != len(matrix):
         raise FormatError(f"shapes {value.shape} and {matrix.shape} have no product")
     full, bias = _blocks(net, value, matrix), np.zeros((*value.shape[:-1], matrix.shape[1]))
-    return net.add([(value, full)], bias, function, roundings or len(matrix), inexact)
+    return net.add([(value, full)], bias, **{"roundings": len(matrix), **node})
 
 
 def _blocks(net: Lowering, value: Value, matrix: Array) -> Array:
@@ -729,19 +722,16 @@ def _resize(net: Lowering, x: Value, *options: Any) -> Value:
 
 
 def _interpolate(net: Lowering, x: Value, times: Array, sizes: Sequence[int], way: str) -> Value:
-    """Resize one axis after another, each by a matrix with two numbers in a row.
-
-    An execution has wrong shares of neighbours if its positions are rounded: the error counts them.
-    """
-    if net.attributes.get("antialias", 0) or way not in (*_HALF, "asymmetric", "align_corners"):
-        raise NotSupportedError(f"it interpolates by {way!r}, or with antialias")
+    """Resize one axis after another; the error counts that an execution rounds positions."""
+    if net.attributes.get("antialias", 0) or way not in _WAYS:
+        raise NotSupportedError(f"it interpolates by {way!r}, or with antialias; take half_pixel")
     for axis, (old, new, scale) in enumerate(zip(x.shape, sizes, times.tolist(), strict=True)):
         if old == new and scale == 1:
             continue
         at = (np.arange(new) + 0.5) / scale - 0.5
         if way == "asymmetric":
             at = np.arange(new) / scale
-        elif way == "align_corners" or (way == _HALF[1] and new == 1):
+        elif way == "align_corners" or (way == _WAYS[0] and new == 1):
             at = np.arange(new) * (old - 1) / max(new - 1, 1)
         at = np.clip(at, 0, old - 1)
         net.check_size(x.places.size // old * new)
@@ -836,30 +826,28 @@ def _batch_norm(net: Lowering, x: Value, scale: Array, b: Array, mean: Array, va
     return net.add(terms, shifts, roundings=8, inexact=2.0**-50)
 
 
-def _norm(net: Lowering, x: Value, scale: Array, b: Any = 0.0) -> Value:
-    """Normalize groups of channels, or the last axes, then scale and shift.
+def _norm(net: Lowering, x: Value, scale: Array, b: Array) -> Value:
+    """Normalize groups of channels, then scale and shift.
 
     An execution may take E(x^2) - E(x)^2 for the variance: the error counts the squares of x.
     """
-    get, shape, weights = net.attributes.get, x.shape[1:], [scale, np.asarray(b)]
-    count, epsilon = prod(shape) // get("num_groups", len(scale)), get("epsilon", _EPSILON)
-    if net.operator.kind == "LayerNormalization":
-        count = prod(x.shape[get("axis", -1) % len(x.shape) :])
-    else:
-        weights = [weight.reshape(-1, *[1] * (len(shape) - 1)) for weight in weights]
+    get, epsilon = net.attributes.get, net.attributes.get("epsilon", _EPSILON)
+    count, column = (
+        prod(x.shape[1:]) // get("num_groups", len(scale)),
+        (-1, *[1] * len(x.shape[2:])),
+    )
     _check_mild(scale, 1 / np.sqrt(epsilon), scale / np.sqrt(epsilon))
-    if net.wide or count < 2 or get("stash_type", 1) != 1 or len(net.operator.outputs) > 1:
-        raise NotSupportedError("a norm in float64, of single numbers, or with other outputs")
+    if net.wide or count < 2 or get("stash_type", 1) != 1:
+        raise NotSupportedError("it normalizes float64, or single numbers")
     rows, means = x._replace(places=x.places.reshape(-1, count)), np.full((count, 1), 1 / count)
     rows, errors = net.copy(rows), {"roundings": 4 * count + 16, "inexact": 2.0**-50}
     raw = net.copy(rows, "square")
     centred = _product(net, rows, np.eye(count) - means, **errors)
-    variance = _product(net, net.copy(centred, "square"), means, "relu", **errors)
-    shift = np.full(variance.shape, epsilon)
-    root = net.add([(variance, 1.0)], shift, "rsqrt", **errors)
+    variance = _product(net, net.copy(centred, "square"), means, function="relu", **errors)
+    root = net.add([(variance, 1.0)], np.full(variance.shape, epsilon), "rsqrt", **errors)
     net.cancel(raw, _blocks(net, raw, means))
     y = net.product(centred, root._replace(places=np.repeat(root.places, count, 1)))
-    factors, shifts = (np.broadcast_to(weight, x.shape) for weight in weights)
+    factors, shifts = (np.broadcast_to(array.reshape(column), x.shape) for array in (scale, b))
     terms = [(y._replace(places=y.places.reshape(x.shape)), factors.reshape(-1))]
     return net.add(terms, shifts, roundings=8)
 
@@ -881,22 +869,23 @@ def _recurrent(
     functions = get("activations", _RECURRENT[kind] * len(ways))
     relu = kind == "RNN" and functions == ["Relu"] * len(ways)
     usual = (relu or functions == _RECURRENT[kind] * len(ways)) and late and lengths is None
-    begins = any(state is not None and state.any() for state in states)
-    if begins or not usual or get("layout", 0) or get("input_forget", 0):
+    usual &= not any(state is not None and state.any() for state in states)
+    usual &= len(w) == len(r) == len(ways) and get("hidden_size", size) == size
+    usual &= not any(net.uses[name] for name in net.operator.outputs[2:])
+    if not usual or get("layout", 0) or get("input_forget", 0):
         raise NotSupportedError(
-            "it has a first state other than 0, lengths, peepholes, or another form or function "
-            "than PyTorch exports (of a GRU: linear_before_reset=1); export it without them"
+            "it has a first state other than 0, lengths, peepholes, its last cell as an output, or "
+            "not the form of PyTorch (of a GRU: linear_before_reset=1); export it without them"
         )
-    if get("hidden_size", size) != size or not len(w) == len(r) == len(ways):
-        raise FormatError("its sizes do not fit together")
-    ends, every, roundings = list[Any](), list[Any](), x.shape[2] + 2 * size + 8
+    every, roundings = list[list[Value]](), x.shape[2] + 2 * size + 8
     zeros, wide = np.zeros((x.shape[1], size)), np.zeros((x.shape[1], w.shape[1]))
     gates_of = {"RNN": ["relu" * relu], "GRU": ["sigmoid"] * 2, "LSTM": ["sigmoid"] * 3 + ["tanh"]}
     for k, way in enumerate(ways):
         bias, more = np.zeros((2, w.shape[1])) if b is None else b[k].reshape(2, -1)
         state, cell, steps, turn = None, None, list[Value](), -1 if way == "reverse" else 1
         for places in x.places[::turn]:
-            row, old = x._replace(places=places), cell if kind == "LSTM" else state
+            row = x._replace(places=places)
+            old: Value | None = cell if kind == "LSTM" else state
             now = net.add([(row, _blocks(net, row, w[k].T))], wide + bias, roundings=roundings)
             terms = [(state, _blocks(net, state, r[k].T))] if state else [(now, 0.0)]
             own = net.add(terms, wide + more, roundings=roundings)
@@ -929,16 +918,12 @@ def _recurrent(
             if kind == "LSTM":
                 cell, state = total, net.product(gates[1], net.copy(total, "tanh"))
             steps.append(state)
-        ends.append([end for end in (state, cell) if end is not None])
         every.append(steps[::turn])
-    results, shape = list[Value](), (len(ways), x.shape[1], size)
-    for values in (
-        [y for step in zip(*every, strict=True) for y in step],
-        *zip(*ends, strict=True),
-    ):
-        y = _concat(net, *[value._replace(alone=False) for value in values])
-        results.append(y._replace(places=y.places.reshape(-1, *shape)))
-    return [results[0], *[y._replace(places=y.places[0]) for y in results[1:]]]
+    columns = [y._replace(alone=False) for step in zip(*every, strict=True) for y in step]
+    y = _concat(net, *columns)._replace(alone=False)
+    places = y.places.reshape(-1, len(ways), x.shape[1], size)
+    lasts = [places[0 if way == "reverse" else -1, k] for k, way in enumerate(ways)]
+    return [y._replace(places=places), y._replace(places=np.stack(lasts))]
 
 
 def _elementwise(function: str) -> Callable[[Lowering, Value], Value]:
@@ -1077,7 +1062,6 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Identity": lambda net, x, *others: x,
     "InstanceNormalization": _norm,
     "LSTM": _recurrent,
-    "LayerNormalization": _norm,
     "LeakyRelu": _leaky,
     "MatMul": _matmul,
     "Max": _extreme,
