@@ -43,9 +43,9 @@ _NORM_ROUNDINGS = 12
 """Roundings of `x * weight * rsqrt(variance + eps)` in float32, with 4 ulp for the root."""
 
 INSTEAD = (
-    "proofs take dense and convolutional layers, also transposed, poolings, nearest upsampling, "
+    "proofs take dense and convolutional layers, also transposed, poolings, upsampling, "
     "paddings, batch norm, residual sums, ReLU, leaky ReLU, PReLU, clip, abs, hard sigmoid and "
-    "swish, sigmoid, tanh, GELU, SiLU, ELU, softplus, Mish, and small norms and attention"
+    "swish, sigmoid, tanh, GELU, SiLU, ELU, softplus, Mish, and small norms, attention, LSTM, GRU"
 )
 
 

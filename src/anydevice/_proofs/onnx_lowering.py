@@ -188,9 +188,8 @@ def _resize(net: OnnxTrace, x: Tensor, *options: Tensor | None) -> Tensor:
 
 
 def _norm(net: OnnxTrace, x: Tensor, scale: Tensor, b: Tensor) -> Tensor:
-    groups = net.attributes.get("num_groups", x.shape[1])
     epsilon = net.attributes.get("epsilon", float(np.float32(1e-5)))
-    return net.group_norm(x, scale, b, groups, epsilon)
+    return net.group_norm(x, scale, b, net.attributes.get("num_groups", x.shape[1]), epsilon)
 
 
 _GATES = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}

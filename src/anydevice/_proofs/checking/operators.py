@@ -345,7 +345,8 @@ def _slice(attributes: Attributes, x: Array, *parts: Array) -> Array:
     cut = [slice(None)] * x.ndim
     for k, (start, end) in enumerate(zip(starts or [], ends or [], strict=True)):
         axis, step = (axes[k] if axes else k), (steps[k] if steps else 1)
-        cut[axis] = slice(int(start), int(end) if end > -(1 << 62) else None, int(step))
+        first = max(int(start), -x.shape[axis])
+        cut[axis] = slice(first, int(end) if end > -(1 << 62) else None, int(step))
     return x[tuple(cut)]
 
 
