@@ -123,7 +123,9 @@ FAULTS: dict[str, tuple[str, Any, str, Any]] = {
     "the search takes one gate for another": ("GRU", onnx_lowering._GATES, "GRU", [0, 1, 2]),
     "the search repeats instead of a line": (
         "Resize", Builder, "interpolate",
-        lambda self, cells, axis, size, scale, way: cells.take(np.arange(size) * cells.shape[axis] // size, axis),
+        lambda self, cells, axis, size, *rest: cells.take(
+            np.arange(size) * cells.shape[axis] // size, axis
+        ),
     ),
     "the checker takes one gate for another": (
         "LSTM", operators._OPERATORS, "LSTM",

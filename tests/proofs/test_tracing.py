@@ -381,7 +381,7 @@ def test_an_equinox_batch_norm_is_proved_after_training_alone() -> None:
     with pytest.raises(UnsupportedError, match="never trained; train the model first"):
         lower((eqx.nn.inference_mode(norm), state), (3,))
     x = jax.random.normal(jax.random.key(0), (8, 3))
-    run = jax.vmap(norm, "batch", (0, None), (0, None))
+    run = jax.vmap(norm, (0, None), (0, None), axis_name="batch")
     for _ in range(3):
         _, state = run(x, state)
     assert lower((eqx.nn.inference_mode(norm), state), (3,)).network.outputs == 3

@@ -21,7 +21,7 @@ BUDGETS = {
     "_core": 5_895,  # optional primitives; Intel GPUs; quantized weights; names of other libraries
     "_engines": 11_940,  # optional primitives; quantized products; torch.xpu; matrices by columns
     "_formats": 3_630,  # GGUF files are written; quantized folders; quantizers
-    "_libraries": 6_155,  # watched processes; graphs of ONNX Runtime; Equinox is mapped
+    "_libraries": 6_160,  # watched processes; graphs of ONNX Runtime; Equinox is mapped
     "_llm": 5_635,  # types of replies; quantized weights; decoders as graphs of ONNX Runtime
     "_machine": 8_790,  # requirements and their sources; Intel GPUs; virtual CPUs; variables
     "_nn": 4_195,  # layers, losses and optimizers of Keras people; names of axes
