@@ -83,7 +83,7 @@ OPERATORS: dict[str, Any] = {
         "ConvTranspose", 1, 2, 3, 2, inputs="x w b", w=numbers(2, 3, 3, 2), b=numbers(3),
         strides=[2, 1], pads=[1, 0, 0, 1], output_padding=[1, 0],
     ),
-    "DepthToSpace": one("DepthToSpace", 1, 8, 2, 1, blocksize=2, mode="CRD"),
+    "DepthToSpace": one("DepthToSpace", 3, 8, 2, 1, blocksize=2),
     "Div": integer(node("Div", "a b", "k"), a=_I([-7]), b=_I([2])),
     "Dropout": one("Dropout", 1, 3),
     "Elu": one("Elu", 1, 3, alpha=0.4),
