@@ -24,6 +24,7 @@ HEAVIEST = 500_000
 """Bytes that the start page may load, uncompressed."""
 WIDTHS = (390, 800, 1280)
 SCHEMES = ("light", "dark")
+HERE = Path(__file__).parent
 FAINTEST = 4.5
 """The least contrast of a text, as WCAG 2 counts it; of a large one 3."""
 LOADED = {"link": ("href",), **dict.fromkeys(("script", "img", "iframe", "source"), ("src",))}
@@ -114,20 +115,7 @@ def weight(site: Path, page: Page) -> int:
     return sum(path.stat().st_size for path in {page.path, *files, *more})
 
 
-WIDER = """(() => {
-  const scrolls = e => /auto|scroll/.test(getComputedStyle(e).overflowX);
-  const found = [], width = document.documentElement.clientWidth;
-  if (document.documentElement.scrollWidth > width)
-    found.push(`the page is ${document.documentElement.scrollWidth} wide`);
-  for (const e of document.querySelectorAll("article, article *")) {
-    const box = e.getBoundingClientRect();
-    if (box.width < 1 || box.height < 1 || box.right <= width + 1) continue;
-    let up = e.parentElement;
-    while (up && !scrolls(up)) up = up.parentElement;
-    if (!up) found.push(`${e.tagName} ${e.textContent.trim().slice(0, 40)} ends at ${box.right}`);
-  }
-  return found.slice(0, 3);
-})()"""
+WIDER = (HERE / "wider.js").read_text("utf-8")
 
 BELOW = """(() => {
   const shown = [...document.querySelectorAll("article table, article img")].map(
@@ -135,65 +123,10 @@ BELOW = """(() => {
   return Math.min(...shown, 1e6) < innerHeight - 80 ? [] : ["no table or picture is in sight"];
 })()"""
 
-FAINT = """(() => {
-  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
-  const known = new Map();
-  const rgba = color => {
-    if (!known.has(color)) {
-      canvas.clearRect(0, 0, 1, 1);
-      canvas.fillStyle = color;
-      canvas.fillRect(0, 0, 1, 1);
-      const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
-      known.set(color, [r, g, b, a / 255]);
-    }
-    return known.get(color);
-  };
-  const over = (top, below) =>
-    [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
-  const behind = e => {
-    const layers = [];
-    for (; e; e = e.parentElement) {
-      const layer = rgba(getComputedStyle(e).backgroundColor);
-      layers.push(layer);
-      if (layer[3] === 1) break;
-    }
-    return layers.reverse().reduce((below, top) => over(top, below), [255, 255, 255, 1]);
-  };
-  const light = color => {
-    const [r, g, b] = color.slice(0, 3).map(
-      v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const found = new Map();
-  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (texts.nextNode()) {
-    const e = texts.currentNode.parentElement, text = texts.currentNode.data.trim();
-    if (!text || e.closest(".headerlink, script, style, [hidden]") || !e.offsetParent) continue;
-    const style = getComputedStyle(e);
-    if (style.visibility !== "visible" || style.opacity === "0") continue;
-    const below = behind(e), [a, b] = [light(over(rgba(style.color), below)), light(below)];
-    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    const large = parseFloat(style.fontSize) >= 24;
-    const key = `${e.tagName}.${e.className} ${style.color}`;
-    if (contrast < (large ? 3 : LEAST) && !found.has(key))
-      found.set(key, `"${text.slice(0, 30)}" has a contrast of ${contrast.toFixed(1)}: ${key}`);
-  }
-  return [...found.values()].slice(0, 5);
-})()""".replace("LEAST", str(FAINTEST))
+FAINT = (HERE / "faint.js").read_text("utf-8").replace("LEAST", str(FAINTEST))
 
 
-SEARCHED = """(async () => {
-  const box = document.querySelector("[data-md-component=search-query]");
-  if (!box) return ["there is no search"];
-  box.focus();
-  box.value = "prefetch";
-  for (let turn = 0; turn < 100; turn++) {
-    box.dispatchEvent(new KeyboardEvent("keyup", {bubbles: true}));
-    await new Promise(done => setTimeout(done, 100));
-    if (document.querySelector(".md-search-result__item a[href*=moving]")) return [];
-  }
-  return ["searching for prefetch does not find the page about moving data"];
-})()"""
+SEARCHED = (HERE / "searched.js").read_text("utf-8")
 
 
 def seen(site: Path, addresses: Iterable[str]) -> Iterator[str]:

@@ -2,11 +2,15 @@
 
     python tests/soak_isa.py [ROUND ...]
 
-Five rounds. In each, three processes run a third of the test files each, so that every file runs
-five times, with each number of threads (1, 2, 4) and with the instructions of 2008, of 2013 and
-all; every pair of both occurs. Hash seed and order differ from round to round. XLA is held to the
+Five rounds. In each, every test file runs once: a third of them with each number of threads (1,
+2, 4), and with the instructions of 2008, of 2013 or all. In five rounds a file has run with each
+number and with each of the instructions, and every pair of both occurs. Hash seed and order
+differ from round to round, and each seed is that of one order alone. XLA is held to the
 instructions of 2013 at least: below them it cannot compile float16. `tests/repo` and `tests/docs`
 are left out: they compute nothing.
+
+Each third is divided again, since some processes wait while others compute: two more of them run at
+once than there are cores.
 """
 
 from __future__ import annotations
@@ -15,10 +19,13 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = ("repo", "docs")
+PARTS = 6
+"""Of the files: each part has the threads and instructions of one third."""
 
 ROUNDS = (
     (("1", "2008"), ("2", "2013"), ("4", "all")),
@@ -59,8 +66,8 @@ def threads(count: str) -> dict[str, str]:
     return dict.fromkeys(names, count)
 
 
-def thirds() -> list[list[str]]:
-    """Return the test files in three parts of about the same size."""
+def parts() -> list[list[str]]:
+    """Return the test files in parts of about the same size."""
     tests = ROOT / "tests"
     files = [
         path
@@ -69,37 +76,41 @@ def thirds() -> list[list[str]]:
     ]
     files.sort(key=lambda path: -path.stat().st_size)
     names = [str(path.relative_to(ROOT)) for path in files]
-    return [names[part::3] for part in range(3)]
+    return [names[part::PARTS] for part in range(PARTS)]
+
+
+def run_part(number: int, part: int) -> bool:
+    """Run one part of a round, print its last line and its faults, and return whether it passed."""
+    count, year = ROUNDS[number - 1][part % 3]
+    variables = {
+        **os.environ,
+        **instructions(year),
+        **threads(count),
+        # PyTorch takes code from its cache without asking for which instructions it was made.
+        "TORCHINDUCTOR_CACHE_DIR": str(ROOT / ".cache" / "tests" / f"inductor-{year}"),
+        "PYTHONDONTWRITEBYTECODE": "",  # many tests start Python anew
+        "PYTHONHASHSEED": str(100 * number + part),
+        "ANYDEVICE_TEST_ORDER": str(number),
+        "COLUMNS": "240",  # room for the errors in the summary
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *parts()[part]]
+    ended = subprocess.run(
+        command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    lines = ended.stdout.decode(errors="replace").splitlines()
+    name = f"round {number}: {count} threads, instructions of {year}"
+    faults = [f"  {line}" for line in lines if line.startswith(("FAILED", "ERROR"))]
+    print("\n".join([f"{name}: {lines[-1] if lines else 'no output'}", *faults]), flush=True)
+    return ended.returncode == 0
 
 
 def run_round(number: int) -> bool:
-    """Run one round, print the last line of each process, and return whether they passed."""
-    started, processes = time.monotonic(), []
-    for files, (count, year) in zip(thirds(), ROUNDS[number - 1], strict=True):
-        variables = {
-            **os.environ,
-            **instructions(year),
-            **threads(count),
-            # PyTorch takes code from its cache without asking for which instructions it was made.
-            "TORCHINDUCTOR_CACHE_DIR": str(ROOT / ".cache" / "tests" / f"inductor-{year}"),
-            "PYTHONHASHSEED": str(100 * number + len(processes)),
-            "ANYDEVICE_TEST_ORDER": str(number),
-            "COLUMNS": "240",  # room for the errors in the summary
-        }
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        processes.append((f"{count} threads, instructions of {year}", process))
-    passed = True
-    for name, process in processes:
-        lines = process.communicate()[0].decode(errors="replace").splitlines()
-        faults = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-        print(f"round {number}: {name}: {lines[-1] if lines else 'no output'}", flush=True)
-        print(*(f"  {fault}" for fault in faults), sep="\n", end="\n" if faults else "")
-        passed = passed and process.returncode == 0
+    """Run one round, print how long it took, and return whether all of it passed."""
+    started = time.monotonic()
+    with ThreadPoolExecutor((os.cpu_count() or 1) + 2) as pool:
+        passed = list(pool.map(lambda part: run_part(number, part), range(PARTS)))
     print(f"round {number}: {time.monotonic() - started:.0f} s", flush=True)
-    return passed
+    return all(passed)
 
 
 if __name__ == "__main__":

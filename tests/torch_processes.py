@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.programs import output_of
 
 SET_UP = """
 import os, signal, sys, time, warnings
@@ -109,14 +108,4 @@ def held(program: str, folder: Path, **names: object) -> str:
 
 def printed(*words: str, folder: Path) -> str:
     """What Python prints in a folder, with these arguments; it must end well."""
-    done = subprocess.run(
-        [sys.executable, *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout.strip()
+    return output_of(*words, env={"OMP_NUM_THREADS": "1"}, cwd=folder, limit=900).strip()

@@ -313,6 +313,7 @@ def test_gradients_are_compiled_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(self, function, **named)
 
     monkeypatch.setattr(type(registry.load("jax").compiler), "compile", watched)
+    monkeypatch.setattr(verifying, "draw_cases", lambda *call, **how: ())  # values are not meant
     assert jax.devices()
     verdicts = verify("tanh", devices="cpu", engines="jax", dtypes="float32")
     assert {cell.state for cell in verdicts if cell.of == "gradient"} == {"right"}

@@ -258,12 +258,13 @@ def test_what_is_ignored_stays_ignored() -> None:
 
 
 def test_what_python_does_not_handle_is_left_to_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    read = signal.getsignal
+    handlers = {number: read(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with monkeypatch.context() as embedded:  # the program that Python runs in has its own
         embedded.setattr(signal, "getsignal", lambda number: None)
-        with TerminalEvents() as events:
-            assert events._before == {}
-    assert {number: signal.getsignal(number) for number in handlers} == handlers
+        with TerminalEvents():
+            assert {number: read(number) for number in handlers} == handlers
+    assert {number: read(number) for number in handlers} == handlers
 
 
 def plain(width: int | None = None) -> Output:

@@ -35,7 +35,7 @@ def test_it_is_what_the_reference_says(at: Home, op: str) -> None:
     with trust.trial([]):
         for dtype in (first := row.dtypes[0], row.dtypes[-1]):
             cases = [case for case in row.cases_for(dtype) if case.dtypes != LARGE]
-            for case in (cases[0], *cases[-2:]) if dtype == first else cases[:1]:
+            for case in (cases[0], *cases[1:][-1:]) if dtype == first else cases[:1]:
                 try:
                     found = trials.run(trials.prepare(row, case, dtype), at.engine, at.device)
                 except UnsupportedError:

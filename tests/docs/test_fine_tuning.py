@@ -11,7 +11,8 @@ import os
 import pytest
 
 from tests.docs.sessions import Sessions
-from tests.docs.test_coming_from import BLOCK, SECTIONS, shows
+from tests.docs.test_coming_from import BLOCK, SECTIONS
+from tests.docs.test_examples import matches
 
 BLOCKS = BLOCK.findall(SECTIONS["Accelerate"] + SECTIONS["Fabric"])
 _, ACCELERATE, TRAINING, TRAIN, _, FABRIC = [source for source, _ in BLOCKS]
@@ -83,7 +84,7 @@ def printed(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> lis
 
 def test_the_programs_print_what_they_show(printed: list[str]) -> None:
     for (source, shown), said in zip(BLOCKS, printed, strict=False):
-        assert shows(shown, said), f"{source}\nprints:\n{said}"
+        assert matches(shown, said), f"{source}\nprints:\n{said}"
 
 
 def test_ours_are_no_longer() -> None:

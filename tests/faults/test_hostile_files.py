@@ -408,7 +408,7 @@ def attack(folder: Path, seed: int, count: int) -> Counter[str]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("seed", "count"),
-    [(0, 400), *(pytest.param(seed, 2000, marks=pytest.mark.soak) for seed in range(1, 11))],
+    [(0, 150), *(pytest.param(seed, 2000, marks=pytest.mark.soak) for seed in range(1, 11))],
 )
 def test_damaged_files_read_or_refused(home: Path, tmp_path: Path, seed: int, count: int) -> None:
     """In a process of its own: damaged settings may change all of it."""

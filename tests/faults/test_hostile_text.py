@@ -19,8 +19,7 @@ from anydevice._llm.text import TextStream
 from anydevice._llm.tokenizer import Tokenizer
 from anydevice.errors import AnyDeviceError, UnsupportedError
 from tests.faults.damage import at_random, by_meaning
-from tests.llm.conversations import CONVERSATIONS
-from tests.llm.test_template import FEATURES, REAL
+from tests.llm.test_template import CONVERSATIONS, FEATURES, REAL
 from tests.llm.tokenizer_files import BYTES, UNIGRAM, WORDS
 from tests.programs import output_of
 

@@ -75,6 +75,14 @@ def trained(request: pytest.FixtureRequest) -> Runner:
     return runner(request.param)
 
 
+@pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.soak)])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's compiler looks through all of it; machine code takes half a minute to make."""
+    torch = pytest.importorskip("torch")
+    compile_one = functools.partial(torch.compile, backend=request.param)
+    monkeypatch.setattr(torch, "compile", compile_one)
+
+
 @pytest.fixture(scope="module")
 def parameters() -> Any:
     return random_parameters(SHAPE, 3, device("cpu", engine="numpy"))
@@ -122,6 +130,7 @@ def test_a_cache_changes_nothing(anywhere: Runner, parameters: Any, expected: An
     close(cached(anywhere, plain, anywhere.put(parameters), 4), expected)
 
 
+@pytest.mark.usefixtures("backend")
 def test_one_compilation_serves_all_tokens(trained: Runner, parameters: Any, expected: Any) -> None:
     ran = []
 
@@ -220,6 +229,7 @@ def test_gradients_are_slopes(trained: Runner, parameters: Any, path: tuple[Any,
     assert (tree * direction).sum() == pytest.approx(rise, rel=2e-3, abs=1e-5)
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("compiled", [False, True], ids=["as it is", "compiled"])
 def test_a_step_is_the_same_everywhere(trained: Runner, parameters: Any, compiled: bool) -> None:
     value, after = step_of_training(trained, parameters, compiled)

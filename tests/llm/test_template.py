@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from dataclasses import dataclass
@@ -15,11 +16,14 @@ import pytest
 from anydevice._llm import template as chat_template
 from anydevice._llm.template import ChatTemplate, tool_schema
 from anydevice.errors import ConfigurationError, UnsupportedError
-from tests.llm.conversations import CONVERSATIONS
 
 pytest.importorskip("jinja2")
 
 REAL = Path(__file__).parents[2] / ".cache" / "templates"
+CONVERSATIONS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("conversations.json").read_text("utf-8")
+)
+"""Plain ones, and all that people and programs put into them."""
 HELLO = [{"role": "user", "content": "Hello"}]
 
 # Each uses what templates are given; transformers must write the same.

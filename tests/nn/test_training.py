@@ -151,10 +151,10 @@ def resident(name):
 
 anydevice.configure(return_memory=sys.argv[1] != "kept")
 here = anydevice.device("cpu", engine="torch")
-model = nn.build(*[nn.Dense(256, 256), "relu"] * 20, nn.Dense(256, 4), device=here)
+model = nn.build(*[nn.Dense(64, 64), "relu"] * 20, nn.Dense(64, 4), device=here)
 if sys.argv[1] == "recomputed":
     model = nn.recompute(model)
-x = np.ones((8192, 256), np.float32)
+x = np.ones((32768, 64), np.float32)
 before = resident("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back
 nn.train(model, [(x, x[:, :4])] * 2, nn.SGD(1e-3), "mean_squared_error", epochs=1,

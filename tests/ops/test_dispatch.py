@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ from anydevice import ops
 from anydevice._machine.engines import registry
 from anydevice._ops import dispatch
 from anydevice.errors import ConfigurationError, DeviceMismatchError, UnsupportedError
+from tests.programs import output_of
 from tests.refusals import refuses
 
 
@@ -136,9 +135,7 @@ def test_importing_the_ops_imports_no_array_library() -> None:
         "import sys, anydevice.ops; libraries = ('numpy', 'torch', 'jax', 'mlx', 'cupy',"
         " 'pyopencl', 'ml_dtypes'); print([name for name in libraries if name in sys.modules])"
     )
-    command = [sys.executable, "-W", "error", "-c", code]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=400, check=True)
-    assert ended.stdout.strip() == "[]"
+    assert output_of("-W", "error", "-c", code).strip() == "[]"
 
 
 def a_model(x: Any, weight: Any, positions: Any, theta: float) -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from anydevice._plan.estimates import CONTEXT, WORKSPACE
 from anydevice._plan.model import shape_of
 from anydevice._plan.quantization import quantization_of
 from tests.plan.configs import LLAMA_405B
+from tests.programs import output_of
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -371,10 +370,7 @@ def test_nothing_but_the_standard_library_is_needed_for_configs(tmp_path: Path) 
         "print(estimate.parameters, [m for m in ('numpy', 'torch', 'jax', 'mlx')"
         " if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "405853388800 []"
+    assert output_of("-c", program).strip() == "405853388800 []"
 
 
 def test_a_prompt_that_is_read_in_pieces_takes_the_memory_of_one() -> None:

@@ -14,25 +14,25 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "anydevice"
 
 BUDGETS = {
-    "_arrays": 3_675,  # peaks of processes and of meters; quantized weights are moved
-    "_bench": 1_550,
-    "_check": 6_390,  # the standard's ops; cases of quantized weights; calls in other orders
-    "_compile": 2_220,  # calls may change nothing else; inputs in other forms
-    "_core": 5_895,  # optional primitives; Intel GPUs; quantized weights; names of other libraries
-    "_engines": 11_940,  # optional primitives; quantized products; torch.xpu; matrices by columns
-    "_formats": 3_630,  # GGUF files are written; quantized folders; quantizers
-    "_libraries": 6_160,  # watched processes; graphs of ONNX Runtime; Equinox is mapped
+    "_arrays": 3_660,  # peaks of processes and of meters; quantized weights are moved
+    "_bench": 1_545,
+    "_check": 6_375,  # the standard's ops; cases of quantized weights; calls in other orders
+    "_compile": 2_205,  # calls may change nothing else; inputs in other forms
+    "_core": 5_915,  # optional primitives; Intel GPUs; quantized weights; other names; signals
+    "_engines": 11_885,  # optional primitives; quantized products; torch.xpu; matrices by columns
+    "_formats": 3_595,  # GGUF files are written; quantized folders; quantizers
+    "_libraries": 6_125,  # watched processes; graphs of ONNX Runtime; Equinox is mapped
     "_llm": 5_635,  # types of replies; quantized weights; decoders as graphs of ONNX Runtime
-    "_machine": 8_790,  # requirements and their sources; Intel GPUs; virtual CPUs; variables
+    "_machine": 8_700,  # requirements and their sources; Intel GPUs; virtual CPUs; variables
     "_nn": 4_195,  # layers, losses and optimizers of Keras people; names of axes
-    "_ops": 4_900,  # the rest of the array API standard; dequantize and quantized_linear
-    "_parallel": 2_230,
-    "_plan": 5_620,  # quantized weights in plans
+    "_ops": 4_890,  # the rest of the array API standard; dequantize and quantized_linear
+    "_parallel": 2_205,
+    "_plan": 5_600,  # quantized weights in plans
     "_proofs": 9_505,  # ONNX files are lowered twice, and compared; recurrent layers in both
-    "_report": 1_830,
-    "_testing": 580,
+    "_report": 1_815,
+    "_testing": 575,
     "_train": 6_200,  # weights of examples; averages; errors about labels; processes of PyTorch
-    "cli": 3_270,  # anydevice quantize; metrics for Prometheus and rows of CSV; completion
+    "cli": 3_245,  # anydevice quantize; metrics for Prometheus and rows of CSV; completion
     "compat": 1_440,
 }
 """The largest number of lines of Python in each room."""

@@ -30,7 +30,6 @@ def modules() -> dict[str, Path]:
     }
 
 
-@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 

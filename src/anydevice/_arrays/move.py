@@ -809,7 +809,6 @@ def _staged_target(array: HostArray, engine: Engine, device: Device) -> Array | 
 
 
 def _address(array: Array, engine: Engine) -> int:
-    """Return the address of an array that is known to have one."""
     address = engine.address(array)
     assert address is not None
     return address

@@ -46,7 +46,6 @@ class Piece(Record):
 
 
 def cut(pieces: Sequence[Piece], chunk: int) -> Iterator[Piece]:
-    """Cut copies into pieces of at most `chunk` bytes."""
     for piece in pieces:
         for start in range(0, piece.size, chunk):
             size = min(chunk, piece.size - start)
@@ -157,12 +156,10 @@ class Ring:
         self._run(start, pieces)
 
     def events(self) -> list[Any]:
-        """Return a mark for each lane."""
         events: list[Any] = self._aside(lambda: [self._copier.event() for _ in self._lanes])
         return events
 
     def wait(self, marks: Sequence[Any]) -> None:
-        """Wait for all copies that were begun with these marks."""
         for mark in marks:
             self._copier.wait(mark)
 
@@ -195,7 +192,6 @@ class Ring:
         self._run(_Lane.download, pieces)
 
     def close(self) -> None:
-        """Give the pinned memory and the threads back."""
         with self._turn.native:
             self._aside(lambda: [lane.close() for lane in self._lanes])
             self._lanes = []

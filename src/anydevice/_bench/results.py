@@ -111,8 +111,6 @@ class MeasuredDevice(Record):
 
 
 class Results(Record):
-    """The results of one run."""
-
     version: str
     made: str
     system: str
@@ -130,7 +128,6 @@ class Results(Record):
         return tuple(row for row in self.measurements if row.state == "measured")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain data, ready for JSON."""
         return {"format": FORMAT, **super().to_dict()}
 
 
@@ -178,7 +175,6 @@ class Change(Record):
     factor: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain data, ready for JSON."""
         times = {"before": self.old.seconds, "now": self.new.seconds, "factor": self.factor}
         return {**_names(self.new), **times}
 
@@ -205,7 +201,6 @@ class Comparison(Record):
         return not self.slower and not self.lost and self.apart is None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain data, ready for JSON."""
         lost = [{**_names(row), "reason": row.reason} for row in self.lost]
         return {**super().to_dict(), "lost": lost}
 

@@ -74,9 +74,9 @@ class GradientTrial(Record):
     wants: list[Array]
 
 
-def prepare(row: Row, case: Case, dtype: str, seed: int = 0) -> Trial:
+def prepare(row: Row, case: Case, dtype: str) -> Trial:
     """Draw the arguments of a case and compute what must come out."""
-    made = row.draw(case, dtype, seed)
+    made = row.draw(case, dtype)
     want = _reference(row, made)
     wants = [want]
     if case.denormal:
@@ -286,8 +286,6 @@ def _flush_subnormals(x: Array, dtype: str) -> Array:
 
 
 def mapped(made: Call, change: Callable[[Array], Any]) -> Call:
-    """Apply a function to every array of a call."""
-
     def changed(value: Any) -> Any:
         if isinstance(value, list):
             return [changed(part) for part in value]

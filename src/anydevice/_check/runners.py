@@ -29,11 +29,9 @@ class Runner(Record):
     engine: str
 
     def load(self) -> Engine:
-        """Load the engine, and with it its library."""
         return registry.load(self.engine)
 
     def scope(self) -> AbstractContextManager[Any]:
-        """Return a block in which the engine works on the device."""
         return scope_of(self.load(), self.place)
 
     def __str__(self) -> str:

@@ -122,6 +122,5 @@ def _name_of(holds: Property) -> str:
 
 
 def _to_host(tree: Any) -> Any:
-    """Return a tree with its arrays as NumPy arrays."""
     arrays, rebuild = flatten(tree, is_array)
     return rebuild([host_array(x) for x in arrays.values])

@@ -213,8 +213,6 @@ Trace = partial[list[Part]]
 
 
 class _SoFar:
-    """The results so far."""
-
     def __init__(self) -> None:
         self.largest = 0.0
         self.uncertain = 0
@@ -382,7 +380,6 @@ def _refuse_effect(what: str, first: Reference, second: Reference) -> None:
 
 
 def _restate(error: VerificationError, text: str, where: str | None = None) -> VerificationError:
-    """Return the error with another text."""
     shapes, largest = error.shapes, error.largest_error
     return VerificationError(text, where=where or error.where, shapes=shapes, largest_error=largest)
 
@@ -592,7 +589,6 @@ class _ReferenceModel:
 
 
 def _rewritten_names(before: State, after: State) -> tuple[str, ...]:
-    """Return the names of values that were replaced or written to."""
     names = []
     for name, (value, version) in after.items():
         old, old_version = before.get(name, (None, 0))
@@ -602,7 +598,6 @@ def _rewritten_names(before: State, after: State) -> tuple[str, ...]:
 
 
 def _check_repeats(first: Sequence[Part], second: Sequence[Part], rewritten: Sequence[str]) -> None:
-    """Raise `ConfigurationError` if two runs of the reference differ."""
     for one, other in zip(first, second, strict=False):
         pairs = map(_agree, one.arrays.values(), other.arrays.values())
         if not (one.is_like(other) and all(pairs)):

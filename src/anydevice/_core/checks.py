@@ -82,7 +82,6 @@ def number(
 
 
 def one_of(name: str, value: Value, choices: Collection[Value], *, owner: str = "") -> Value:
-    """Return `value` if it is one of `choices`."""
     if any(type(value) is type(choice) and value == choice for choice in choices):
         return value
     *first, last = map(repr, choices)

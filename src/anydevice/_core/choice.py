@@ -42,7 +42,6 @@ class Measured(Record):
 
     @property
     def engine(self) -> str:
-        """The fastest engine."""
         return self.totals[0][0]
 
     def __str__(self) -> str:
@@ -84,7 +83,6 @@ class Step(Record):
     reasons: tuple[Reason, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """Return the step as plain data, ready for JSON."""
         return {
             "source": self.source,
             "asked": self.asked,
@@ -107,7 +105,6 @@ class Choice(Record):
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """The reasons of the steps that were passed over."""
         return tuple(reason for step in self.passed_over for reason in step.reasons)
 
 

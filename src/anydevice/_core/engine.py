@@ -38,7 +38,6 @@ class Absent(Record):
         return Reason(self.code, self.what, self.instead)
 
     def error(self) -> UnsupportedError:
-        """Return the error for the absent feature."""
         return UnsupportedError(str(self), self)
 
     if not TYPE_CHECKING:  # type checkers must reject every use

@@ -175,7 +175,6 @@ class PlainFile:
             filled += count
 
     def read(self, size: int, position: int) -> bytearray:
-        """Return `size` bytes from `position` on."""
         buffer = bytearray(size)
         self.read_into(memoryview(buffer), position)
         return buffer

@@ -30,7 +30,6 @@ class Hook(Generic[P, R]):
         self.function: Callable[P, R] | None = None
 
     def register(self, function: Callable[P, R]) -> None:
-        """Let the hook call this function."""
         self.function = function
 
     def __call__(self, *arguments: P.args, **named: P.kwargs) -> R:

@@ -79,7 +79,6 @@ def frequencies(
 
 
 def kind_of(scaling: Scaling) -> str:
-    """Return the kind of a scaling."""
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if not isinstance(kind, str) or kind not in _SCALED:
         raise _wrong(f"there is no rope_type {kind!r}; the kinds are {', '.join(_SCALED)}")

@@ -33,9 +33,8 @@ def leaves(tree: object) -> list[Any]:
     return gathered
 
 
-def leaf_paths(tree: object, path: str = "") -> list[str]:
-    """Return the path of each of `leaves`, in the same order."""
-    return _labels(tree, path, "[{!r}]")
+def leaf_paths(tree: object) -> list[str]:
+    return _labels(tree, "", "[{!r}]")
 
 
 def leaf_names(tree: object, name: str = "") -> list[str]:
@@ -86,7 +85,6 @@ def unmatched(pattern: str, names: Sequence[str], source: str) -> ConfigurationE
 
 
 def first_leaf(tree: object) -> Any:
-    """Return the first of `leaves`; `None` if there are none."""
     if isinstance(tree, dict):
         tree = [tree[key] for key in sorted(tree)]
     if not isinstance(tree, list | tuple):
@@ -104,7 +102,6 @@ def refilled(tree: TreeT, values: Sequence[object]) -> TreeT:
 
 
 def mapped(function: Callable[[Any], object], tree: TreeT) -> TreeT:
-    """Return the tree with the function applied to each leaf."""
     return refilled(tree, [function(leaf) for leaf in leaves(tree)])
 
 

@@ -54,23 +54,19 @@ class BaseEngine(Engine):
 
     @cached_property
     def fused(self) -> Mapping[str, Callable[..., Any]]:
-        fused: Mapping[str, Callable[..., Any]] = self._part("fused", {})
-        return fused
+        return self._part("fused", {})
 
     @cached_property
     def memory(self) -> Memory:
-        memory: Memory = self._part("memory", BaseMemory(self))
-        return memory
+        return self._part("memory", BaseMemory(self))
 
     @cached_property
     def autodiff(self) -> Autodiff | Absent:
-        autodiff: Autodiff | Absent = self._optional("autodiff", "train on torch, jax or mlx")
-        return autodiff
+        return self._optional("autodiff", "train on torch, jax or mlx")
 
     @cached_property
     def compiler(self) -> Compiler | Absent:
-        compiler: Compiler | Absent = self._optional("compiler", "compile on torch, jax or mlx")
-        return compiler
+        return self._optional("compiler", "compile on torch, jax or mlx")
 
     @property
     def dlpack(self) -> Absent | None:

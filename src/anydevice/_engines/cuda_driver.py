@@ -81,11 +81,9 @@ class CudaDriver:
         return bool(self._cuda.cuMemHostRegister_v2(start, count, _PORTABLE) == 0)
 
     def unpin(self, address: int) -> None:
-        """Undo `pin`."""
         self._cuda.cuMemHostUnregister(ctypes.c_void_p(address))
 
     def give_back(self, address: int) -> None:
-        """Free memory from `pinned`."""
         file = self._files.pop(address, None)
         if file is None:
             self._call("cuMemFreeHost", ctypes.c_void_p(address))
@@ -106,7 +104,6 @@ class CudaDriver:
         return event
 
     def destroy(self, stream: ctypes.c_void_p, *events: ctypes.c_void_p) -> None:
-        """Free a stream and marks."""
         for event in events:
             self._call("cuEventDestroy_v2", event)
         self._call("cuStreamDestroy_v2", stream)
@@ -126,7 +123,6 @@ class CudaDriver:
         self._call("cuEventRecord", event, stream)
 
     def wait(self, event: ctypes.c_void_p) -> None:
-        """Wait until the mark has been reached."""
         self._call("cuEventSynchronize", event)
 
     def _call(self, name: str, *arguments: object) -> None:

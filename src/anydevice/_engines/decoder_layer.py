@@ -68,8 +68,7 @@ def _serves(x: Array, keys: Array, values: Array, config: LayerConfig) -> bool:
 
 def _rmsnorm(x: Array, weight: Array, eps: float) -> Array:
     mean = _sum(x * x, -1, keepdims=True) * np.float32(1 / x.shape[-1])
-    normed: Array = x * (1 / np.sqrt(mean + np.float32(eps))) * weight
-    return normed
+    return x * (1 / np.sqrt(mean + np.float32(eps))) * weight
 
 
 def _rotate(x: Array, at: tuple[int, ...], config: LayerConfig) -> Array:

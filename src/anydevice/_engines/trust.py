@@ -37,14 +37,12 @@ def is_trusted(kernel: str, dtype: str, device: str) -> bool:
 
 
 def replace(entries: Iterable[Entry]) -> None:
-    """Trust exactly these kernels."""
     rows = {_row(*entry) for entry in entries}
     _trusted.update(rows)
     _trusted.intersection_update(rows)
 
 
 def forget() -> None:
-    """Trust no kernel."""
     _trusted.clear()
 
 

@@ -365,7 +365,6 @@ def _strings(cursor: _Cursor, what: str) -> Strings:
 
 
 def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """Read the name, shape, type and offset of one tensor."""
     name = cursor.string("the name of a tensor", LONGEST_NAME)
     what = f"the entry of the tensor {shortened(name)!r}"
     axes = cursor.number("I", what)
@@ -656,7 +655,6 @@ def _longrope(file: GgufFile, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _floats(file: GgufFile, name: str) -> list[float]:
-    """Read a small tensor."""
     tensor = file.tensors.get(name)
     if tensor is None or len(tensor.shape) != 1 or tensor.shape[0] > 4096:
         raise UnsupportedError(

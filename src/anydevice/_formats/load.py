@@ -207,7 +207,6 @@ class Segment(Record):
 
     @property
     def size(self) -> int:
-        """The number of its elements."""
         return prod(self.tensor.shape)
 
 
@@ -338,7 +337,6 @@ Stored = Joined | Packed | tuple[Joined | Packed, ...]
 
 
 def stored_parts(stored: Stored) -> tuple[Joined | Packed, ...]:
-    """Return the parts of a parameter."""
     return stored if isinstance(stored, tuple) else (stored,)
 
 
@@ -359,7 +357,6 @@ class OpenFiles:
                     file.confirm_unchanged()
 
     def of(self, tensor: StoredTensor) -> PlainFile:
-        """Return the file that a tensor is in."""
         if tensor.path not in self._files:
             opened = PlainFile(tensor.path, tensor.stamp)
             self._files[tensor.path] = self._closing.enter_context(opened)

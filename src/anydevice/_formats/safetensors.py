@@ -110,14 +110,11 @@ class StoredTensor(Record):
             raise self.error(f"it holds NaN, or numbers that {kind} cannot; download it again")
 
     def error(self, problem: str) -> TransferError:
-        """Return the error for a tensor that cannot be loaded."""
         name = shortened(self.name)
         return TransferError(f"{self.path}: the tensor {name!r}: {problem}", self.name)
 
 
 class SafeTensor(StoredTensor):
-    """A tensor of a safetensors file."""
-
     def read(self, file: PlainFile, target: Any, first: int) -> None:
         import numpy as np
 
@@ -156,7 +153,6 @@ def is_index(path: Path) -> bool:
 
 
 def read_header(path: Path) -> Header:
-    """Read and check the header of one safetensors file."""
     with open_safetensors(path) as file:
         return header_of(file)
 
@@ -169,7 +165,6 @@ def open_safetensors(path: Path) -> PlainFile:
 
 
 def header_of(file: PlainFile) -> Header:
-    """Read and check the header of an opened file."""
     path = file.path
     if file.size < 8:
         raise TransferError(
@@ -213,9 +208,7 @@ def _parse_object(raw: bytearray) -> dict[str, Any]:
         parsed = _object(decoder.decode(text))
     except json.JSONDecodeError as error:
         raise ValueError(str(error)) from None  # the original error would keep the text alive
-    # ASCII without escapes has no surrogates, whose search takes longest.
-    plain = text.isascii() and "\\u" not in text
-    if keys != (_count_keys(parsed) if plain else _check_strings(parsed)):
+    if keys != _check_strings(parsed):
         # A hook in the first pass would need a list of all pairs beside each dict.
         if len(text) <= _NAMED_DUPLICATES:
             json.loads(text, object_pairs_hook=_unique)
@@ -232,21 +225,6 @@ def _check_size(text: bytearray) -> int:
         raise ValueError(f"more than {most} lists and objects in {len(text)} bytes")
     if keys > most_keys:
         raise ValueError(f"more than {most_keys} keys in {len(text)} bytes")
-    return keys
-
-
-def _count_keys(tree: Any) -> int:
-    """Return the number of keys in all objects."""
-    keys, waiting = 0, [tree]
-    while waiting:
-        value = waiting.pop()
-        if type(value) is dict:
-            keys += len(value)
-            value = value.values()
-        for inner in value:
-            kind = type(inner)
-            if kind is dict or kind is list:
-                waiting.append(inner)
     return keys
 
 

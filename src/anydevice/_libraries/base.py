@@ -293,7 +293,6 @@ def parameter_names(call: Callable[..., Any]) -> frozenset[str]:
 
 
 def host_array(x: Any) -> HostArray:
-    """Return one array of any library as a NumPy array."""
     owner = owner_of(x)
     assert owner is not None, "only arrays are read"
     return x if owner.name == "numpy" else download(x, owner)
@@ -308,8 +307,7 @@ def float64_scope(engine: str) -> AbstractContextManager[None]:
     """Return a context in which the library computes in float64 on the CPU, if it can."""
     if engine not in _WITH_FLOAT64_SCOPE:
         return nullcontext()
-    scope: AbstractContextManager[None] = part(engine, "module").float64_scope()
-    return scope
+    return part(engine, "module").float64_scope()
 
 
 @contextmanager

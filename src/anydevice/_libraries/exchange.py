@@ -40,7 +40,6 @@ class HostExchange(Processes):
         return json.loads(unseal(kind.key, name, rows[root].tobytes()))
 
     def largest(self, number: float) -> float:
-        """Return the maximum of a number over all processes."""
         return float(self.every(np.asarray([number])).max())
 
     def gather(self, name: str, value: bytes) -> list[bytes]:

@@ -314,7 +314,6 @@ def meet(launched: Launched, positions: Callable[[], dict[str, int]]) -> Board:
 
 
 def free_port() -> int:
-    """Return a port of this machine that no program has."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

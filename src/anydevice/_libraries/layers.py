@@ -185,7 +185,6 @@ _known_names: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
 
 
 def _names(function: Any) -> tuple[str, ...]:
-    """Return the names of the parameters of a function."""
     if isinstance(function, MethodType):  # a new object at each access
         return _names(function.__func__)[1:]
     try:
@@ -231,8 +230,7 @@ def optimizer_of(given: Any) -> Optimizer | None:
         return None
     for module, name, library, own in _OPTIMIZERS:
         if is_of(given, module, name):
-            optimizer: Optimizer = getattr(part(library, "step"), own)(given=given)
-            return optimizer
+            return getattr(part(library, "step"), own)(given=given)
     is_nnx = is_of(given, "flax.nnx", "Optimizer")
     shown = "nnx.Optimizer; give what it holds, its tx" if is_nnx else shortened(repr(given))
     if hasattr(given, "shape"):
@@ -253,5 +251,4 @@ def layer_of(model: Any) -> ModuleLayer:
             "NNX, Equinox or MLX",
             source="model",
         )
-    layer: ModuleLayer = getattr(part(row.library, "step"), row.layer)(model)
-    return layer
+    return getattr(part(row.library, "step"), row.layer)(model)

@@ -198,8 +198,7 @@ class _FunctionReference(FunctionAdapter):
     def scope(self) -> AbstractContextManager[Any]:
         if self.engine != "torch":
             return base.float64_scope(self.engine)
-        scope: AbstractContextManager[Any] = part("torch", "module").changed_scope(self.change)
-        return scope
+        return part("torch", "module").changed_scope(self.change)
 
 
 def paths_of(tree: Any) -> dict[str, Array]:

@@ -83,8 +83,7 @@ def adapter_of(model: Any) -> ModelAdapter:
         return native.NativeAdapter(model)
     row = row_of(model)
     if row is not None:
-        adapter: ModelAdapter = getattr(part(row.library, "module"), row.adapter)(model)
-        return adapter
+        return getattr(part(row.library, "module"), row.adapter)(model)
     if isinstance(model, Layer):
         raise ConfigurationError(
             f"{model.label} is a layer and has no parameters; make it a model with nn.Model(layer)",

@@ -33,8 +33,7 @@ def update_by_device(
     """Update `trees`: parameters and state, given gradients in between, device by device."""
     parameters, gradients, state = trees
     if len(masks) == 1:
-        new: tuple[Any, Any] = update(parameters, gradients, state, step, rate)
-        return new
+        return update(parameters, gradients, state, step, rate)
     results: list[Any] = [None, None]
     for mask in masks:
         own, slopes = (partition(tree, mask)[0] for tree in (parameters, gradients))

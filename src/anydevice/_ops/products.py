@@ -357,24 +357,28 @@ def conv2d(
     """
     dtype = getattr(x, "dtype", None)
     own = version_for_dtype(x, dtype, "conv2d", _conv2d)
-    if type(weight) is not type(x) or weight.dtype != dtype:
-        require_one_dtype("conv2d", x=x, weight=weight)
+    _check_images("conv2d", "filters, channels", x, weight, bias)
     image, filters = x.shape, weight.shape
-    if len(image) != 4 or len(filters) != 4 or image[1] != filters[1]:
-        rule = (
-            "x must be (batch, channels, height, width), weight (filters, channels, height, width)"
-        )
-        raise wrong_shapes("conv2d", rule, x=x, weight=weight)
-    if bias is not None:
-        require_one_dtype("conv2d", x=x, bias=bias)
-        if bias.shape != filters[:1]:
-            raise wrong_shapes("conv2d", "bias must be (filters,)", weight=weight, bias=bias)
     steps, zeros = pair_of("conv2d", "stride", stride, 1), pair_of("conv2d", "padding", padding, 0)
     high, wide = image[2] + 2 * zeros[0], image[3] + 2 * zeros[1]
     if not (0 < filters[2] <= high and 0 < filters[3] <= wide):
         rule = f"filters must be at least (1, 1) and not larger than x with its padding of {zeros}"
         raise wrong_shapes("conv2d", rule, x=x, weight=weight)
     return run(own, _conv2d, x, weight, bias, steps, zeros)
+
+
+def _check_images(op: str, axes: str, x: Array, weight: Array, bias: Array | None) -> None:
+    """Refuse operands that do not go together; `axes` are the first two of the weight."""
+    if type(weight) is not type(x) or weight.dtype != x.dtype:
+        require_one_dtype(op, x=x, weight=weight)
+    own = axes.split(", ").index("filters")
+    if len(x.shape) != 4 or len(weight.shape) != 4 or x.shape[1] != weight.shape[1 - own]:
+        rule = f"x must be (batch, channels, height, width), weight ({axes}, height, width)"
+        raise wrong_shapes(op, rule, x=x, weight=weight)
+    if bias is not None:
+        require_one_dtype(op, x=x, bias=bias)
+        if bias.shape != weight.shape[own : own + 1]:
+            raise wrong_shapes(op, "bias must be (filters,)", weight=weight, bias=bias)
 
 
 def conv_transpose2d(
@@ -400,17 +404,8 @@ def conv_transpose2d(
     """
     op = "conv_transpose2d"
     own = float_version(x, op, _conv_transpose2d)
-    require_one_dtype(op, x=x, weight=weight)
+    _check_images(op, "channels, filters", x, weight, bias)
     image, filters = x.shape, weight.shape
-    if len(image) != 4 or len(filters) != 4 or image[1] != filters[0]:
-        rule = (
-            "x must be (batch, channels, height, width), weight (channels, filters, height, width)"
-        )
-        raise wrong_shapes(op, rule, x=x, weight=weight)
-    if bias is not None:
-        require_one_dtype(op, x=x, bias=bias)
-        if bias.shape != filters[1:2]:
-            raise wrong_shapes(op, "bias must be (filters,)", weight=weight, bias=bias)
     steps, cut = pair_of(op, "stride", stride, 1), pair_of(op, "padding", padding, 0)
     more = pair_of(op, "output_padding", output_padding, 0)
     if more[0] >= steps[0] or more[1] >= steps[1]:
@@ -607,22 +602,17 @@ def _require_shapes(op: str, weight: QuantizedWeight) -> None:
             raise wrong_shapes(op, rule, **{name: array})
 
 
-def slice_rows(weight: QuantizedWeight, start: int, stop: int) -> QuantizedWeight:
-    """Return the rows from `start` up to `stop` of the first axis."""
-    xp = primitives(weight.codes)
-    arrays = {name: xp.slice_axis(x, 0, start, stop) for name, x in weight.arrays.items()}
-    return weight.with_arrays(arrays, (stop - start, *weight.shape[1:]))
-
-
-def row_blocks(weight: QuantizedWeight, size: int = BLOCK) -> Iterator[QuantizedWeight]:
-    """Yield the weight in blocks of rows with at most `size` elements, or one row."""
-    rows = weight.shape[0]
-    step = max(1, size // max(1, math.prod(weight.shape[1:])))
+def row_blocks(weight: QuantizedWeight) -> Iterator[QuantizedWeight]:
+    """Yield the weight in blocks of rows with at most `BLOCK` elements, or one row."""
+    xp, (rows, *others) = primitives(weight.codes), weight.shape
+    step = max(1, BLOCK // max(1, math.prod(others)))
     if rows <= step:
         yield weight
         return
     for start in range(0, rows, step):
-        yield slice_rows(weight, start, min(rows, start + step))
+        stop = min(rows, start + step)
+        arrays = {name: xp.slice_axis(x, 0, start, stop) for name, x in weight.arrays.items()}
+        yield weight.with_arrays(arrays, (stop - start, *others))
 
 
 def _quantized_linear(x: ArrayT, weight: QuantizedWeight, bias: ArrayT | None) -> ArrayT:

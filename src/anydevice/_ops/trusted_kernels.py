@@ -110,7 +110,6 @@ def kernel_module(engine: str) -> ModuleType | None:
 
 
 def kernels_file() -> Path:
-    """Return the path of the file of trusted kernels."""
     return verdicts_file().with_name("kernels.json")
 
 

@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
+from anydevice._core.signals import handling
 from anydevice._libraries.group import FAILURE, FOLDER, SECRET, free_port
 from anydevice._machine.engines.registry import require
 from anydevice._parallel.processes import TOGETHER
@@ -106,7 +105,7 @@ def run_script(
         for process in running:
             _signal_group(process, signal.SIGINT)
 
-    with _handling(forward):
+    with handling(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), forward)):
         for restart in range(restarts + 1):
             with environment_of(engine, processes, restart) as variables:
                 code = _run_once(command, processes, variables, running)
@@ -114,22 +113,6 @@ def run_script(
                 break
             print(f"\nstarting again ({restart + 1} of {restarts})", file=sys.stderr, flush=True)
     return code
-
-
-@contextmanager
-def _handling(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Handle the signals that end a program inside the block, if this is the main thread."""
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        numbers = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
-        for number in filter(None, numbers):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-                before[number] = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, own in before.items():
-            signal.signal(number, own)
 
 
 def _run_once(

@@ -345,8 +345,7 @@ class _Written:
         place = self._engine.native(self._device)
         if place.type == "cpu":  # a CPU has computed its results by now
             return None
-        wait: Callable[[], None] = library_part("torch", "pipeline").wait_for_computed(place)
-        return wait
+        return library_part("torch", "pipeline").wait_for_computed(place)
 
 
 class _Direct:
@@ -378,8 +377,7 @@ class _Direct:
         except BaseException:
             self._stream.synchronize()  # the memory may go to others now
             raise
-        wait: Callable[[], None] = self._stream.mark()
-        return wait
+        return self._stream.mark()
 
     def _sources(self, part: Sequence[KeptArray], slot: int) -> list[int]:
         """Return the addresses at which a part is pinned; the slot's buffer is free again."""

@@ -348,8 +348,7 @@ class Staged(Wrapper):
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The layers, as they lie."""
-        stages: tuple[Stage, ...] = self.work.stages
-        return stages
+        return self.work.stages
 
     @property
     def label(self) -> str:

@@ -38,8 +38,7 @@ class PipelinedModule(Record):
 
 def pipeline_of(module: Any) -> PipelinedModule | None:
     """Return the layout of a module that `parallel.pipeline` made; `None` for other modules."""
-    layout: PipelinedModule | None = getattr(module, _MARK, None)
-    return layout
+    return getattr(module, _MARK, None)
 
 
 def pipelined_module(

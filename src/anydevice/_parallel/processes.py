@@ -178,7 +178,6 @@ def _check_variables(names: _Names, variables: Mapping[str, str]) -> Launched:
 
 
 def _address(names: _Names, variables: Mapping[str, str], size: int, here: int | None) -> str:
-    """Return the address of the first process."""
     given = variables.get("MASTER_ADDR")
     if given:
         return given

@@ -78,7 +78,6 @@ class Overhead(Record):
 
     @property
     def total(self) -> int:
-        """The sum of all parts."""
         return self.context + self.workspace + self.rounding + self.idle
 
 
@@ -113,11 +112,9 @@ class MemoryParts(Record):
 
     @property
     def total(self) -> int:
-        """The sum of all parts."""
         return self.weights + self.kv_cache + self.activations + self.logits + self.overhead
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the parts and their total as plain data, ready for JSON."""
         return {**super().to_dict(), "total": self.total}
 
 
@@ -307,7 +304,6 @@ class ForwardPass(Record):
 
     @property
     def rows(self) -> int:
-        """All new tokens."""
         return self.batch * self.tokens
 
 

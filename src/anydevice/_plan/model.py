@@ -268,11 +268,6 @@ class Matrix(Record):
     count: int = 1
 
     @property
-    def matrix_elements(self) -> int:
-        """The parameters without biases."""
-        return self.count * self.rows * self.columns
-
-    @property
     def elements(self) -> int:
         """All parameters, biases included."""
         return self.count * self.rows * (self.columns + self.bias)
@@ -334,7 +329,7 @@ def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
     rounded = rounding([embedding * width, head.parameters * width])
     elements: dict[bool, int] = {}
     for kind, matrices in kinds.items():
-        sizes_in_bytes = [matrix.matrix_elements * width for matrix in matrices]
+        sizes_in_bytes = [m.count * m.rows * m.columns * width for m in matrices]
         rounded += sparse.count(kind) * rounding(sizes_in_bytes)
         elements[kind] = vectors + sum([matrix.elements for matrix in matrices])
     layer_bytes = []

@@ -189,7 +189,6 @@ class TrainingStep(Record):
 
     @property
     def rows(self) -> int:
-        """All tokens."""
         return self.batch * self.tokens
 
     @property

@@ -99,7 +99,6 @@ class CardMemory(Record):
 
     @property
     def total(self) -> int:
-        """The sum of all parts."""
         return sum(getattr(self, name) for name in self._fields)
 
     @property
@@ -261,7 +260,6 @@ class StepTime(Record):
 
     @property
     def total(self) -> float:
-        """The seconds of the step."""
         return self.products + self.attention + self.traffic + self.exposed + self.update
 
 

@@ -163,13 +163,11 @@ def _share(rate: float, limit: float | None) -> str:
 
 
 def timings_text(timings: Timings) -> str:
-    """Return the timings of a function as a table for a terminal."""
     lines = table(_TIMING_HEAD, list(map(_timing_cells, timings)), _TIMING_RIGHT)
     return "\n".join((timings.function, *lines, *_timing_remarks(timings)))
 
 
 def timings_html(timings: Timings) -> str:
-    """Return the timings of a function as a table for a notebook."""
     return notebook.block(
         notebook.line(timings.function, "strong"),
         notebook.table(_TIMING_HEAD, map(_timing_cells, timings), _TIMING_RIGHT),

@@ -32,7 +32,6 @@ _SHOWN = 24
 
 
 def text(history: History) -> str:
-    """Return the history as a table for a terminal."""
     if not history:
         return _EMPTY
     head, rows = _cells(history)

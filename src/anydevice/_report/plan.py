@@ -73,7 +73,6 @@ def plan_html(plan: Plan) -> str:
 
 
 def _verdict(plan: Plan) -> str:
-    """Return the answer in one sentence."""
     needed = format_size(plan.estimate.total)
     if plan.device is not None:
         return f"fits on {plan.device}"
@@ -189,7 +188,6 @@ def training_lines(plan: TrainingPlan, width: int | None = None, paint: Paint = 
 
 
 def training_plan_html(plan: TrainingPlan) -> str:
-    """Return a plan of a training for a notebook."""
     mark = USABLE if plan.fits else UNUSABLE
     return notebook.block(
         notebook.line(_training_title(plan), "strong"),

@@ -79,7 +79,6 @@ def html(report: Report) -> str:
 
 
 def devices_html(devices: Sequence[Device]) -> str:
-    """Return devices as one table for a notebook."""
     if not devices:
         return notebook.block(notebook.line("no usable device", "soft"))
     report = discover()

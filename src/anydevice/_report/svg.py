@@ -201,7 +201,6 @@ def _upright(axis: Axis, ticks: Ticks, top: float, bottom: float, words_at: floa
 
 
 def _overlap(one: tuple[float, str], other: tuple[float, str]) -> bool:
-    """Whether two centred labels would touch."""
     return other[0] - one[0] < (_wide(one[1]) + _wide(other[1])) / 2 + 4
 
 

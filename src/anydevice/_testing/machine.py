@@ -200,7 +200,6 @@ class Machine:
         self._limit[engine, device] = limit
 
     def reset_peak(self, engine: str, device: Device) -> None:
-        """Start a new peak at the present use."""
         with self._lock.native:
             self._peak[engine, device] = self._in_use[engine, device]
 

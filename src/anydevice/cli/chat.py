@@ -16,11 +16,13 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from errno import ENOENT
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from anydevice._core.files import expanded, write_whole
+from anydevice._core.signals import handling
 from anydevice._core.text import format_time
 from anydevice._plan.config import locate
 from anydevice.cli.loading import load_model
@@ -91,7 +93,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     prompt = _prompt(arguments)
     notes = output if prompt is None and output.width is not None else output_on(sys.stderr)
     options = _options(arguments)
-    with _Leaving():
+    with _leaving():
         loaded = load_model(
             arguments.model,
             arguments.device,
@@ -230,14 +232,15 @@ class Dialogue:
 
     def _reply(self, text: str) -> Reply:
         """Print the reply as it is written, until it ends or Ctrl-C."""
-        with _Stopping() as stopping:
+        stopping = _Stopping()
+        with handling({"SIGINT": stopping.handle}):
             pieces = self._chat.stream(text)
             try:
                 stopping.at_once()  # reading a long prompt takes long, and nothing is written yet
                 for piece in pieces:
                     stopping.later()
                     self._output.write(piece)
-                    if stopping.asked:
+                    if stopping.count:
                         break
             except KeyboardInterrupt:
                 pass  # stopped as well
@@ -327,65 +330,44 @@ def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-class _Interrupts:
-    """A block that handles Ctrl-C itself, unless it is ignored outside or in another thread."""
+class _Stopping:
+    """Counts Ctrl-C in `count`; it raises at once only where it may."""
 
-    def __enter__(self) -> Self:
-        self._before = signal.getsignal(signal.SIGINT)
-        in_main = threading.current_thread() is threading.main_thread()
-        self._here = in_main and self._before is not signal.SIG_IGN
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._here:
-            signal.signal(signal.SIGINT, self._before)
-
-
-class _Stopping(_Interrupts):
-    """A block that counts Ctrl-C in `asked`; it raises at once only where it may."""
-
-    def __enter__(self) -> Self:
-        self.asked = 0
-        self._raises = False
-        super().__enter__()
-        if self._here:
-            signal.signal(signal.SIGINT, self._handle)
-        return self
+    count = 0
+    _raises = False
 
     def at_once(self) -> None:
         """Raise from here on, and now if Ctrl-C has come before."""
         self._raises = True
-        if self.asked:
+        if self.count:
             raise KeyboardInterrupt
 
     def later(self) -> None:
-        """Count in `asked` from now on, instead of raising."""
+        """Count in `count` from now on, instead of raising."""
         self._raises = False
 
-    def _handle(self, number: int, _: object) -> None:
-        self.asked += 1
-        if self._raises or self.asked > 1:
+    def handle(self, number: int, _: object) -> None:
+        self.count += 1
+        if self._raises or self.count > 1:
             raise KeyboardInterrupt
 
 
-class _Leaving(_Interrupts):
-    """A block in which Ctrl-C ends the process at once: a library may not let it raise."""
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        if self._here:
-            reader, self._writer = os.pipe()
-            os.set_blocking(self._writer, False)
-            threading.Thread(target=_leave_when_told, args=(reader,), daemon=True).start()
-            self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-            signal.signal(signal.SIGINT, lambda *_: None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        if self._here:
-            signal.set_wakeup_fd(self._wakeup)
-            os.close(self._writer)
+@contextmanager
+def _leaving() -> Iterator[None]:
+    """Let Ctrl-C end the process at once in the block: a library may not let it raise."""
+    with handling({"SIGINT": lambda *_: os._exit(INTERRUPTED)}) as here:
+        if not here:
+            yield
+            return
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        threading.Thread(target=_leave_when_told, args=(reader,), daemon=True).start()
+        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            os.close(writer)
 
 
 def _leave_when_told(reader: int) -> None:

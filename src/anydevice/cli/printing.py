@@ -162,9 +162,9 @@ def problem_of(call: Callable[[], object]) -> AnyDeviceError | None:
     return None
 
 
-def complain(problem: Exception | str, environment: Mapping[str, str] = os.environ) -> None:
+def complain(problem: Exception | str) -> None:
     """Print what went wrong on standard error, where that can be written."""
-    errors = output_on(sys.stderr, environment)
+    errors = output_on(sys.stderr)
     try:
         errors.say(f"{errors.paint('anydevice:', 'bad')} {problem}")
         errors.stream.flush()

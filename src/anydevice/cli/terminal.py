@@ -7,12 +7,12 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Literal, Self
 
+from anydevice._core.signals import handling
 from anydevice.cli.printing import Output
 
 try:
@@ -48,27 +48,22 @@ class TerminalEvents:
     def __init__(self, keys: int | None = None, *, screen: bool = False) -> None:
         self._keys = keys
         self._signals = _SCREEN_SIGNALS if screen else _SIGNALS
-        self._before: dict[int, Any] = {}
+        self._block = ExitStack()
         self._happened: list[Event] = []
 
     def __enter__(self) -> Self:
         self._woken, self._waking = socket.socketpair()
         self._woken.setblocking(False)
         self._waking.setblocking(False)
-        if threading.current_thread() is threading.main_thread():
+        handlers = {name: partial(self._handle, event) for name, event in self._signals.items()}
+        if self._block.enter_context(handling(handlers)):
             end = self._waking.fileno()
-            self._woken_before = signal.set_wakeup_fd(end, warn_on_full_buffer=False)
-            for name, event in self._signals.items():
-                number = getattr(signal, name, None)
-                if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    self._before[number] = signal.signal(number, partial(self._handle, event))
+            before = signal.set_wakeup_fd(end, warn_on_full_buffer=False)
+            self._block.callback(signal.set_wakeup_fd, before)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        if threading.current_thread() is threading.main_thread():
-            signal.set_wakeup_fd(self._woken_before)
+        self._block.close()
         self._woken.close()
         self._waking.close()
 

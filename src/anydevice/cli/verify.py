@@ -98,7 +98,6 @@ class Rows:
         self._below = ""
 
     def add(self, cells: Sequence[Cell]) -> None:
-        """Print the line of one op on one device."""
         self._before()
         first, say = cells[0], self._output.say
         title = f"{first.engine} on {first.device}"

@@ -19,6 +19,7 @@ from anydevice._core.dtypes import as_dtype
 from anydevice._core.engine import Engine, MemoryUse
 from anydevice.errors import UnsupportedError
 from tests.comparing import COPIED, assert_same_values
+from tests.programs import output_of
 
 cl = pytest.importorskip("pyopencl")
 from anydevice._engines.opencl import buffers
@@ -153,10 +154,7 @@ print(len({x.context.int_ptr for x in placed}), len(buffers._pools))
 
 def test_threads_that_use_a_device_first_share_its_context(engine: Engine) -> None:
     for _ in range(3):
-        ended = subprocess.run(
-            [sys.executable, "-c", FIRST_USE], capture_output=True, text=True, timeout=400
-        )
-        assert (ended.returncode, ended.stdout.split()) == (0, ["1", "1"]), ended.stderr
+        assert output_of("-c", FIRST_USE).split() == ["1", "1"]
 
 
 def test_contexts_made_once(engine: Engine, here: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from anydevice._engines.torch import compiler
 from tests.comparing import COPIED, assert_same_values
+from tests.programs import output_of
 
 TABLE = torch.arange(40.0).reshape(10, 4)
 IDS = torch.tensor([3, 0, 9, 9, 4])
@@ -109,11 +108,7 @@ print(compiled(ids).shape[0])
 
 def test_the_process_goes_on() -> None:
     """In machine code of PyTorch, an index out of range ends the process without a check."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PROCESS], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert output_of("-c", _PROCESS).splitlines() == [
         "index 100 is out of range; here indices are from 0 to 99",
         "5000",
     ]

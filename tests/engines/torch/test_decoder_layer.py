@@ -7,8 +7,6 @@ of test_triton.py starts: it must be asked for before Triton is imported.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -25,6 +23,7 @@ from anydevice._core.device import Device
 from anydevice._core.record import replace
 from anydevice._engines import trust
 from anydevice._machine.engines import registry
+from tests.programs import output_of
 
 torch = pytest.importorskip("torch")
 fused = pytest.importorskip("anydevice._engines.torch.triton.fused")
@@ -89,10 +88,8 @@ def test_the_kernels_compile_for_a_card_and_read_before_they_wait(rows: str) -> 
         pytest.skip("Triton is not installed")
     if INTERPRETED:
         pytest.skip("this compiles outside of the interpreter")
-    command = [sys.executable, "-W", "ignore", "-c", FOR_A_CARD, *rows.split()]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    found = [line.partition(" ") for line in ended.stdout.splitlines()]
+    printed = output_of("-W", "ignore", "-c", FOR_A_CARD, *rows.split())
+    found = [line.partition(" ") for line in printed.splitlines()]
     kernels = [name for name, _, _ in found]
     if rows == "1":
         assert kernels == ["_one_row", "_attend", "_one_row", "_one_row", "_one_row"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from anydevice._core.finding import Facts
 from anydevice._machine.hardware import linux
 from anydevice._machine.hardware.cpu import usage as readings_cpu
-from anydevice._machine.hardware.cpu.usage import Meter, ProcessMeter
+from anydevice._machine.hardware.cpu.usage import Meter
 from anydevice._machine.hardware.linux import name_of, own_memory
 from anydevice._machine.hardware.readers import DeviceProcess, Readings, processes, readings
 from anydevice._machine.hardware.rocm import reader as rocm
@@ -224,33 +226,24 @@ def test_a_machine_with_thermal_zones(tmp_path: Path, kind: str, degrees: float 
     assert read().temperature == degrees
 
 
-def stat(pid: int, ticks: int, started: int = 5) -> str:
-    fields = ["S", *["0"] * 10, str(ticks), "0", *["0"] * 6, str(started), "0"]
-    return f"{pid} (a ) name) {' '.join(fields)}"
+def test_the_load_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readings_cpu, "_MOST", 10**6)
+    command = [sys.executable, "-c", "while True: pass"]
 
+    def read() -> DeviceProcess:
+        return next(x for x in processes("cpu", 0, Facts("x")) if x.pid == child.pid)
 
-def test_the_largest_processes_of_a_server(server: Path, clock: Clock) -> None:
-    write_file(server, "sys/devices/system/cpu/online", "0-3")
-    page, tick = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
-    for pid, pages in ((10, 5), (11, 500), (12, 0)):
-        write_file(server, f"proc/{pid}/statm", f"9999 {pages} 1 1 0 1 0")
-        write_file(server, f"proc/{pid}/comm", f"worker{pid}")
-        write_file(server, f"proc/{pid}/stat", stat(pid, 100))
-    write_file(server, "proc/13/statm", "9999 3 1 1 0 1 0")  # gone before it was named
-    meter = ProcessMeter(server)
-    assert meter.read() == (
-        DeviceProcess(11, "worker11", 500 * page),
-        DeviceProcess(10, "worker10", 5 * page),
-        DeviceProcess(13, "pid 13", 3 * page),
-    )
-    clock.now += 1.0
-    write_file(server, "proc/11/stat", stat(11, 100 + 2 * tick))  # two of four processors
-    write_file(server, "proc/10/stat", stat(10, 900, started=6))  # another of the same number
-    assert [process.load for process in meter.read()] == [0.5, None, None]
-
-
-def test_a_machine_without_processes(tmp_path: Path) -> None:
-    assert ProcessMeter(tmp_path).read() == ()
+    with subprocess.Popen(command) as child:
+        try:
+            first = read()
+            while not (now := read()).load:  # it may wait for a processor
+                time.sleep(0.05)
+        finally:
+            child.kill()
+    assert first.load is None
+    assert now.load is not None
+    assert 0 < now.load <= 1
+    assert now.name == linux.command_name(command)
 
 
 @on_linux
@@ -269,17 +262,6 @@ def test_this_machine() -> None:
 def test_where_there_is_no_proc(system: str) -> None:
     read = readings_cpu.readings(0, Facts("x"), system=system)
     assert 0 <= read.load <= 1
-    found = readings_cpu.processes(0, Facts("x"), system=system)
-    assert found
-    assert all(process.name and process.memory is not None for process in found)
-
-
-def test_without_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "psutil", None)
-    assert readings_cpu.readings(0, Facts("x"), system="win32") == Readings()
-    assert readings_cpu.processes(0, Facts("x"), system="win32") == ()
-    assert name_of(os.getpid(), system="win32") == f"pid {os.getpid()}"
-    assert own_memory(system="win32") == (None, None)
 
 
 # ---------------------------------------------------------------- names, and this process

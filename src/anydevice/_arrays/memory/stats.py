@@ -209,7 +209,6 @@ def free_what_failed() -> None:
 
 
 def pressure_of(usable: int | None, available: int | None) -> Pressure | None:
-    """Return how full a device is, in a word."""
     if not usable or available is None:
         return None
     taken = (usable - available) / usable

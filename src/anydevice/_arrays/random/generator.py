@@ -390,7 +390,6 @@ def _sizes(shape: Shape) -> tuple[tuple[int, ...], int]:
 
 
 def _dtype(dtype: Any, known: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
-    """Return the NumPy dtype of a name, or of any library's own dtype."""
     name = getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2]
     if name not in known:
         raise ConfigurationError(

@@ -284,5 +284,6 @@ def _find(kind: type) -> Rule:
     if hasattr(kind, "__dataclass_fields__"):
         return rules.dataclass_rule(kind)
     if hasattr(kind, "__attrs_attrs__"):
-        return rules.attrs_rule(kind)
+        first = [attribute.name for attribute in kind.__attrs_attrs__]
+        return rules.AttributeRule(kind, certain=False, first=first)
     return _UNKNOWN

@@ -206,12 +206,6 @@ def dataclass_rule(kind: type) -> AttributeRule:
     return AttributeRule(kind, certain=False, first=names, static=static, defaults=defaults)
 
 
-def attrs_rule(kind: type) -> AttributeRule:
-    """Return the rule of a class made by attrs."""
-    declared = cast("Any", kind).__attrs_attrs__
-    return AttributeRule(kind, certain=False, first=[attribute.name for attribute in declared])
-
-
 class DictRule(Rule):
     """Exactly `dict`."""
 

@@ -68,7 +68,6 @@ class Leaves:
         self._positions.append(position)
 
     def add_all(self, node: _Node) -> None:
-        """Add every part of a node, in order."""
         self.values.extend(node.parts)
         self._nodes.extend(repeat(node, len(node.parts)))
         self._positions.extend(range(len(node.parts)))

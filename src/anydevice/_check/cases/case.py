@@ -44,7 +44,6 @@ class Call(Record):
     options: Mapping[str, Any] = NOTHING
 
     def arrays(self) -> list[Array]:
-        """Return every array of the call, in order."""
         leaves: list[Array] = []
         for value in (*self.arguments, *self.options.values()):
             if isinstance(value, QuantizedWeight):
@@ -104,7 +103,6 @@ class Draw:
         return self._fill(self._random.uniform(0.5, 1.5, self._count(shape)), shape)
 
     def uniform(self, low: float, high: float, *shape: int) -> Array:
-        """Between two bounds."""
         return self._fill(self._random.uniform(low, high, self._count(shape)), shape)
 
     def digits(self, *shape: int) -> Array:
@@ -148,15 +146,12 @@ class Draw:
         return self._fill(parts * smallest, shape)
 
     def integers(self, low: int, high: int, *shape: int) -> Array:
-        """Integers from `low` up to and without `high`."""
         return np.asarray(self._random.integers(low, high, shape), np.int32)
 
     def chance(self, *shape: int, of: float = 0.5) -> Array:
-        """Conditions that hold with this probability."""
         return np.asarray(self._random.random(shape) < of)
 
     def listed(self, values: Any) -> Array:
-        """Just these numbers."""
         return np.array(values).astype(self.dtype.numpy())
 
     def _count(self, shape: tuple[int, ...]) -> int:
@@ -243,7 +238,6 @@ def loss(dtype: str, call: Call) -> tuple[str, ...]:
 
 
 def size_of(result: Any) -> int:
-    """Return the number of elements of a shape or an array."""
     return int(np.prod(np.shape(result)))
 
 
@@ -293,7 +287,6 @@ class Row(Record):
 
     @property
     def benchmarks(self) -> tuple[Benchmark, ...]:
-        """The calls that are worth timing."""
         on_gpu = (Benchmark(name, "gpu", make) for name, make in self.gpu.items())
         return (*on_gpu, *(Benchmark(name, "cpu", make) for name, make in self.cpu.items()))
 
@@ -302,5 +295,4 @@ class Row(Record):
         return case.make(Draw(DTYPES[dtype], f"{self.op} {case.name}", seed))
 
     def cases_for(self, dtype: str) -> tuple[Case, ...]:
-        """Return the cases that a dtype has."""
         return tuple(case for case in self.cases if dtype in (case.dtypes or self.dtypes))

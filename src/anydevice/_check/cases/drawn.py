@@ -223,7 +223,6 @@ class Space(Draw):
         return int(self._random.integers(low, high + 1))
 
     def call(self) -> Call:
-        """Draw a call of the op."""
         line, *kinds = self.pick("line", self.lines).split(" | ")
         self.kinds = [*kinds, *("any", "digits extremes repeats")[len(kinds) :]]
         texts, *choices = line.split("; ")

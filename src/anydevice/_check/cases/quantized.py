@@ -104,10 +104,6 @@ def _nan_scale(draw: Draw) -> Call:
     return call(weight, dtype=draw.dtype.name)
 
 
-def _operations(made: Call) -> int:
-    return 2 * size_of(made.arguments[0]) * int(made.arguments[1].shape[0])
-
-
 _QUANTIZED_LINEAR = Row(
     "quantized_linear",
     (
@@ -133,7 +129,7 @@ _QUANTIZED_LINEAR = Row(
         f"{name} of one token, 1024 → 3584": _product((1, 1), 1024, 3584, name)
         for name in ("q8_0", "q4_0", "q4_k")
     },
-    operations=_operations,
+    operations=lambda made: 2 * size_of(made.arguments[0]) * int(made.arguments[1].shape[0]),
 )
 
 

@@ -57,8 +57,7 @@ class CupyEngine(BaseEngine):
     def address(self, x: ndarray) -> int | None:
         if not x.flags.c_contiguous:
             return None
-        pointer: int = x.data.ptr
-        return pointer
+        return x.data.ptr
 
     def view(
         self,
@@ -124,8 +123,7 @@ class CupyEngine(BaseEngine):
         self.native(device).synchronize()
 
     def default_scope(self, device: Device) -> AbstractContextManager[object]:
-        scope: AbstractContextManager[object] = self.native(device)
-        return scope
+        return self.native(device)
 
 
 ENGINE: Engine = CupyEngine()

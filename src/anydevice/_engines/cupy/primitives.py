@@ -65,8 +65,6 @@ def _extreme(on_host: Callable[..., Any], function: Callable[..., ndarray]) -> C
 class CupyPrimitives(
     BasePrimitives[ndarray], one=functions_of(cupy, _one), two=functions_of(cupy, _two)
 ):
-    """The primitives over `ndarray`."""
-
     def full(self, shape: Shape, value: float, dtype: DType, like: ndarray) -> ndarray:
         with like.device:
             return cupy.full(shape, value, _native(dtype))

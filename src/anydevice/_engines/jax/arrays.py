@@ -55,8 +55,6 @@ jax.tree_util.register_pytree_node(
 
 
 class JaxEngine(BaseEngine):
-    """Arrays of JAX."""
-
     name = "jax"
     dlpack = None
 
@@ -90,8 +88,7 @@ class JaxEngine(BaseEngine):
         layout = getattr(getattr(x, "format", None), "layout", None)
         if x.ndim > 1 and getattr(layout, "major_to_minor", None) != tuple(range(x.ndim)):
             return None
-        pointer: int = x.unsafe_buffer_pointer()
-        return pointer
+        return x.unsafe_buffer_pointer()
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Array:
         """Return an array of its own; JAX writes zeros into it, which is waited for."""
@@ -157,8 +154,7 @@ class JaxEngine(BaseEngine):
                 array.block_until_ready()
 
     def default_scope(self, device: Device) -> AbstractContextManager[object]:
-        scope: AbstractContextManager[object] = jax.default_device(self.native(device))
-        return scope
+        return jax.default_device(self.native(device))
 
 
 @cache
@@ -186,8 +182,7 @@ def _maker(shape: tuple[int, ...], dtype: str, target: Any) -> Callable[[], Any]
     # Compiled once for a shape, this is forty times faster than calling `jnp.empty`.
     place = jax.sharding.SingleDeviceSharding(target)
     kind = as_dtype(dtype).numpy()
-    maker: Callable[[], Any] = jax.jit(lambda: jnp.empty(shape, kind), out_shardings=place)
-    return maker
+    return jax.jit(lambda: jnp.empty(shape, kind), out_shardings=place)
 
 
 def _lacking() -> tuple[str, ...]:

@@ -43,8 +43,7 @@ class JaxAutodiff:
                         f"{where} is of type {kind or type(leaf).__name__}, which has no gradient",
                         instead="pass it as another argument",
                     ).error()
-            result: tuple[Any, Any] = transformed(first, *others, **named)
-            return result
+            return transformed(first, *others, **named)
 
         return with_gradient
 
@@ -72,8 +71,7 @@ class JaxAutodiff:
 
 def _run(jaxpr: jax.core.Jaxpr, inputs: list[Array]) -> list[Array]:
     constants = len(jaxpr.constvars)
-    outputs: list[Any] = jax.core.eval_jaxpr(jaxpr, inputs[:constants], *inputs[constants:])
-    return outputs
+    return jax.core.eval_jaxpr(jaxpr, inputs[:constants], *inputs[constants:])
 
 
 def _backward(
@@ -85,8 +83,7 @@ def _backward(
         def of(floats: list[Array]) -> list[Array]:
             return _run(jaxpr, _with(inputs, floating, floats))
 
-        by_inputs: list[Any] = jax.vjp(of, [inputs[at] for at in floating])[1](slopes)[0]
-        return by_inputs
+        return jax.vjp(of, [inputs[at] for at in floating])[1](slopes)[0]
 
     def behind_barrier(inputs: list[Array], slopes: list[Array]) -> Array:
         return gradients(*lax.optimization_barrier((inputs, slopes)))

@@ -40,17 +40,12 @@ _ZLIB, _ZSTD = b"\x78", b"\x28\xb5\x2f\xfd"
 
 
 class JaxCompiler:
-    """Whole functions by `jax.jit`."""
-
     def compile(self, function: Callable[..., Array], **named: Any) -> Callable[..., Any]:
         """Compile whole functions, as the protocol says; static values must be hashable."""
         options = CompileOptions(**named)
         static, donate = tuple(options.static), tuple(options.donate)
         effort = {"compiler_options": dict(_MOST)} if options.max_effort else {}
-        compiled: Callable[..., Any] = jax.jit(
-            function, static_argnames=static, donate_argnames=donate, **effort
-        )
-        return compiled
+        return jax.jit(function, static_argnames=static, donate_argnames=donate, **effort)
 
     def efforts(self, max_effort: bool) -> str:
         return f"jax.jit{', XLA told to spend most effort on fast code' if max_effort else ''}"

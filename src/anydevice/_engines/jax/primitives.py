@@ -23,8 +23,7 @@ _NUMBERS = (bool, int, float)
 
 def _one_program(function: Callable[..., Array], static: Sequence[int] = ()) -> Callable[..., Any]:
     """Compile as one program, which starts faster than `jax.numpy`; `static` are constants."""
-    program: Callable[..., Any] = jax.jit(function, static_argnums=tuple(static), inline=True)
-    return program
+    return jax.jit(function, static_argnums=tuple(static), inline=True)
 
 
 def _two(function: Callable[[Array, Array], Array]) -> Callable[..., Any]:
@@ -87,8 +86,6 @@ class JaxPrimitives(
     one=functions_of(jnp),
     two=functions_of(jnp, lambda function: _two(_one_program(lambda a, b: function(a, b)))),
 ):
-    """Every primitive over `Array`."""
-
     def full(self, shape: Shape, value: float, dtype: DType, like: Array) -> Array:
         return jnp.full(shape, value, _theirs(dtype), device=_device(like))
 

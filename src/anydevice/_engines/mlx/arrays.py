@@ -51,8 +51,6 @@ class LimitReachedError(MemoryError):
 
 
 class MlxEngine(BaseEngine):
-    """Arrays of MLX."""
-
     name = "mlx"
     shares_memory = True
     dlpack = Absent(

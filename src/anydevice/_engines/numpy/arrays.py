@@ -16,8 +16,6 @@ _CPU = Device("cpu")
 
 
 class NumpyEngine(BaseEngine):
-    """Arrays in the host's memory."""
-
     name = "numpy"
     has_views = True
     dlpack = None
@@ -86,8 +84,7 @@ class _Memory:
 
 
 def _pointer(x: Any) -> int:
-    address: int = x.__array_interface__["data"][0]
-    return address
+    return x.__array_interface__["data"][0]
 
 
 def _allocation(x: Any) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from functools import cache, partial, wraps
 from typing import Any, ParamSpec
 
 import numpy as np
+from numpy._core.umath import _extobj_contextvar, _make_extobj
 
 from anydevice._core.dtypes import DTYPES, DType
 from anydevice._core.primitives import PrimitivesOf, Shape
@@ -22,19 +23,8 @@ _ADDED_UP: Callable[..., Any] = np.add.reduce
 
 # Warnings are turned off by hand: `with np.errstate(all="ignore")` builds its settings each time,
 # which adds 0.85 µs to every op in bench/calling_ops.py and takes max and min over its bar of 2 µs.
-_silence: Callable[[], Any]
-_restore: Callable[[Any], Any]
-try:
-    from numpy._core.umath import _extobj_contextvar, _make_extobj
-except ImportError:  # before NumPy 2
-    _silence = partial(np.seterr, all="ignore")
-
-    def _restore(before: Any) -> None:
-        np.seterr(**before)
-
-else:
-    _silence = partial(_extobj_contextvar.set, _make_extobj(all="ignore"))
-    _restore = _extobj_contextvar.reset
+_silence: Callable[[], Any] = partial(_extobj_contextvar.set, _make_extobj(all="ignore"))
+_restore: Callable[[Any], Any] = _extobj_contextvar.reset
 
 
 def _silent(function: Callable[P, Any]) -> Callable[P, Array]:

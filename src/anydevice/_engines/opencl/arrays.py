@@ -22,8 +22,6 @@ _MULTIPLIED = ("float16", "bfloat16", "float32", "float64")
 
 
 class OpenclEngine(BaseEngine):
-    """Arrays of PyOpenCL."""
-
     name = "opencl"
     has_views = True
 

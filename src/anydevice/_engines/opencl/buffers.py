@@ -96,7 +96,6 @@ class Pool:
         return self._peak
 
     def reset_peak(self) -> None:
-        """Reset the peak to the bytes in use."""
         self._peak = self.in_use
 
     def allocate(self, size: int) -> Any:
@@ -203,11 +202,6 @@ def strides_of(x: Array) -> Ints:
 def offset_of(x: Array) -> int:
     """Return the offset of the first element in the buffer, in elements."""
     return int(x.offset // x.dtype.itemsize)
-
-
-def events_of(*arrays: Array) -> list[Array] | None:
-    """Return the events on other queues to wait for before arrays are read; `None` for none."""
-    return [event for x in arrays if x.events for event in x.events] or None
 
 
 def may_be_written(x: Array) -> bool:

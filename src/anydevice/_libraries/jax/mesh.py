@@ -33,8 +33,6 @@ _HEARTBEAT = 20
 
 
 class JaxProcesses(HostExchange):
-    """The processes of `jax.distributed`."""
-
     def every(self, numbers: Any) -> Any:
         from jax.experimental import multihost_utils
 
@@ -49,7 +47,6 @@ class JaxProcesses(HostExchange):
         return [jax.device_put(rows.sum(0).astype(x.dtype), x.sharding) for rows, x in pairs]
 
     def from_first(self, x: jax.Array) -> Any:
-        """Broadcast an array from the first process."""
         from jax.experimental import multihost_utils
 
         return multihost_utils.broadcast_one_to_all(x)

@@ -469,5 +469,4 @@ def float64_scope() -> Iterator[None]:
 
 def wide_numbers() -> AbstractContextManager[None]:
     """Return a context in which JAX supports 64-bit numbers."""
-    block: AbstractContextManager[None] = jax.enable_x64(True)
-    return block
+    return jax.enable_x64(True)

@@ -148,7 +148,6 @@ def _path_text(path: Any) -> str:
 
 
 def _is_key(x: Any) -> bool:
-    """Whether an array has random keys."""
     return bool(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key))
 
 

@@ -18,8 +18,6 @@ _RING = "MLX_HOSTFILE"
 
 
 class RingProcesses(HostExchange):
-    """The processes of a ring of MLX."""
-
     def every(self, numbers: Any) -> Any:
         RingProcesses.calls += 1
         flat = mx.array(np.ascontiguousarray(numbers).reshape(-1))
@@ -38,7 +36,6 @@ class RingProcesses(HostExchange):
         ]
 
     def from_first(self, x: mx.array) -> Any:
-        """Broadcast an array from the first process."""
         own = x if self.rank == 0 else mx.zeros_like(x)
         return mx.distributed.all_sum(own, group=_ring())
 

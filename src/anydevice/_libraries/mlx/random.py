@@ -21,5 +21,4 @@ def set_state(saved: Mapping[str, Any], loader: object) -> None:
 
 
 def seed(number: int) -> None:
-    """Seed the random generator of modules."""
     mx.random.seed(number)

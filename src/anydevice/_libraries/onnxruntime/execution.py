@@ -13,8 +13,7 @@ def open_onnxruntime(data: bytes) -> Callable[..., Any]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    run: Callable[..., Any] = session.run
-    return run
+    return session.run
 
 
 def open_reference(data: bytes) -> Callable[..., Any]:
@@ -22,5 +21,4 @@ def open_reference(data: bytes) -> Callable[..., Any]:
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    run: Callable[..., Any] = ReferenceEvaluator(onnx.load_model_from_string(data)).run
-    return run
+    return ReferenceEvaluator(onnx.load_model_from_string(data)).run

@@ -469,5 +469,4 @@ def unpack(data: bytes, device: Device) -> Any:
 
 
 def set_threads(count: int) -> None:
-    """Compute with `count` threads."""
     torch.set_num_threads(count)

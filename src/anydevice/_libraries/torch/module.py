@@ -207,8 +207,7 @@ class TorchAdapter(base.ModelAdapter):
 
     def _device_type(self) -> str:
         place = self.device or Device("cpu", 0, engine="torch")
-        kind: str = registry.load("torch").native(place).type
-        return kind
+        return registry.load("torch").native(place).type
 
 
 class ChangedOperations(TorchDispatchMode):  # type: ignore[misc]
@@ -256,8 +255,7 @@ def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def no_gradients() -> AbstractContextManager[None]:
     """Return a context in which results carry no gradients."""
-    scope: AbstractContextManager[None] = torch.no_grad()
-    return scope
+    return torch.no_grad()
 
 
 @contextmanager
@@ -270,10 +268,8 @@ def changed_scope(change: base.Change) -> Iterator[None]:
 def allows_tf32(*, convolutions: bool) -> bool:
     """Whether PyTorch's settings allow TF32 for matrix products, or for `convolutions`."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    if hasattr(cudnn, "conv"):  # the older settings cannot be read once the newer ones are set
-        parts = (matmul, cudnn.conv, cudnn.rnn) if convolutions else (matmul,)
-        return any(part.fp32_precision == "tf32" for part in parts)
-    return bool(matmul.allow_tf32 or (convolutions and cudnn.allow_tf32))
+    parts = (matmul, cudnn.conv, cudnn.rnn) if convolutions else (matmul,)
+    return any(part.fp32_precision == "tf32" for part in parts)
 
 
 def _wide_array(x: torch.Tensor) -> HostArray:
@@ -371,7 +367,6 @@ class _StepCounter:
         return (self._count,)
 
     def see(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count a step of an optimizer."""
         groups = [group["params"] for group in optimizer.param_groups]
         self._count += any(id(x) in self._weights for x in chain.from_iterable(groups))
 

@@ -57,7 +57,6 @@ def _blocks(module: nn.Module) -> str | None:
 
 
 def bytes_of(module: nn.Module) -> int:
-    """Return the bytes of all parameters."""
     return sum(x.numel() * x.element_size() for x in module.parameters())
 
 
@@ -135,8 +134,7 @@ def check_inputs(forward: Callable[..., Any], first: Device) -> Callable[..., An
 def move_tensor(x: torch.Tensor, device: Device) -> torch.Tensor:
     """Return a tensor on a device, by a direct copy."""
     owner = registry.load("torch")
-    moved: torch.Tensor = x if owner.devices_of(x) == (device,) else owner.move(x, device)
-    return moved
+    return x if owner.devices_of(x) == (device,) else owner.move(x, device)
 
 
 def to_host(x: torch.Tensor) -> torch.Tensor:
@@ -212,14 +210,11 @@ def wait_for_computed(place: torch.device) -> Callable[[], None]:
 
 
 class CopyStream:
-    """A stream for copies to a card."""
-
     def __init__(self, place: torch.device) -> None:
         self._stream = torch.cuda.Stream(place)
         self.handle: int = self._stream.cuda_stream
 
     def synchronize(self) -> None:
-        """Wait for all copies."""
         self._stream.synchronize()
 
     def mark(self) -> Callable[[], None]:
@@ -230,5 +225,4 @@ class CopyStream:
 def _record(stream: torch.cuda.Stream) -> Callable[[], None]:
     event = torch.cuda.Event()
     event.record(stream)
-    wait: Callable[[], None] = event.synchronize
-    return wait
+    return event.synchronize

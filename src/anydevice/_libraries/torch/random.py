@@ -31,7 +31,6 @@ def set_state(saved: Mapping[str, Any], loader: object) -> None:
 
 
 def seed(number: int) -> None:
-    """Seed the random generator of modules."""
     torch.manual_seed(number)
 
 

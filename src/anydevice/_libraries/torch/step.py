@@ -70,7 +70,6 @@ class TorchLayer(ModuleLayer):
         return self.given
 
     def load(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Set the parameters of the module in training."""
         self.finished(parameters)
 
     def placed(self, device: Device, dtype: str) -> None:
@@ -146,7 +145,6 @@ class TorchStepper(Stepper):
 
     @property
     def rate(self) -> float:
-        """The rate of the next step."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     @property
@@ -279,8 +277,7 @@ class TorchStepper(Stepper):
     def _scope(self) -> AbstractContextManager[Any]:
         if not self._autocast:
             return nullcontext()
-        scope: AbstractContextManager[Any] = torch.autocast(self._kind, dtype=self._autocast)
-        return scope
+        return torch.autocast(self._kind, dtype=self._autocast)
 
 
 def narrow_dtype(module: nn.Module) -> str | None:

@@ -127,7 +127,6 @@ class _Watcher:
         return result
 
     def tensor(self, x: Any) -> Traced:
-        """Return the traced tensor of a PyTorch tensor."""
         if id(x) in self._tensors:
             _, value = self._tensors[id(x)]
             if value is None:
@@ -148,8 +147,6 @@ class _Watcher:
 
 
 class _Watched:
-    """A block with an active watcher."""
-
     def __init__(self, watcher: _Watcher) -> None:
         super().__init__()
         self.watcher = watcher

@@ -207,7 +207,6 @@ def require(name: str) -> Build:
 
 
 def version_of(name: str) -> str | None:
-    """Return the installed version of an engine's library."""
     return installed(name).version
 
 

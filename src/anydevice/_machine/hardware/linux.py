@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -63,15 +63,6 @@ def names_in(folder: Path | str) -> list[str]:
 def numbers_in(folder: Path | str) -> list[int]:
     """Return the entries of a folder whose names are numbers, sorted."""
     return sorted(int(name) for name in names_in(folder) if name.isdecimal())
-
-
-def psutil() -> Any:
-    """Return the module psutil, which knows systems without `/proc`; `None` if it is missing."""
-    try:
-        import psutil
-    except ImportError:
-        return None
-    return psutil
 
 
 def read_number(path: Path | str) -> int | None:
@@ -220,10 +211,12 @@ def name_of(
     process, or to one that has none of these files open.
     """
     if not system.startswith("linux"):
+        import psutil
+
         try:
-            process = psutil().Process(pid)
+            process = psutil.Process(pid)
             return command_name(process.cmdline()) or str(process.name())
-        except Exception:  # gone, hidden, or no psutil: errors of its own, and the system's
+        except Exception:  # gone or hidden: errors of its own, and the system's
             return f"pid {pid}"
     folder = root / "proc" / str(pid)
     if not os.path.exists(folder) or (opens and _has_open(folder, opens) is False):
@@ -300,10 +293,9 @@ def reset_own_peak() -> bool:
 
 
 def _by_psutil(system: str) -> tuple[int | None, int | None]:
-    processes = psutil()
-    if processes is None:
-        return None, None
-    memory: Any = processes.Process().memory_info()
+    import psutil
+
+    memory: Any = psutil.Process().memory_info()
     if system == "win32":
         return memory.rss, getattr(memory, "peak_wset", None)
     import resource
@@ -327,6 +319,15 @@ class MemoryLimit(Record):
     limit: int
     free: int | None
     source: str
+
+
+class CardMachine(Record):
+    """The files and permissions of the machine or a recording; `cards` are PCI addresses."""
+
+    root: Path
+    environment: Mapping[str, str]
+    accessible: Callable[[Path], bool]
+    cards: tuple[str, ...]
 
 
 class CgroupLimits(Record):

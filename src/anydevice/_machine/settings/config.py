@@ -27,19 +27,6 @@ STRATEGIES: Mapping[str, float] = MappingProxyType(
     {"conservative": 0.60, "balanced": 0.75, "aggressive": 0.90}
 )
 
-
-SETTINGS = (
-    "order",
-    "memory",
-    "return_memory",
-    "threads",
-    "x64",
-    "jit",
-    "mixed_precision",
-    "time_limit",
-    "env",
-)
-_KEYS = ("device", "engine", *SETTINGS)
 _MADE_BY_US = "# written by anydevice; removed when no setting is left\n"
 """The first line of a settings file that `prefer` made."""
 
@@ -102,6 +89,9 @@ class Config(Record):
         """Return the settings as plain data, ready for JSON."""
         return {**super().to_dict(), "memory_fraction": self.memory_fraction}
 
+
+SETTINGS = Config._fields
+_KEYS = ("device", "engine", *SETTINGS)
 
 Origin = Literal["user file", "project file"]
 

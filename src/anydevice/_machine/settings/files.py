@@ -107,7 +107,6 @@ def measurements_file() -> Path:
 
 
 def verdicts_file() -> Path:
-    """Return the file of the verdicts of past checks."""
     return _home("user_cache_dir") / "verdicts.json"
 
 

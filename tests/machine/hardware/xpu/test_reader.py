@@ -15,9 +15,10 @@ from anydevice._core.child.parent import Outcome
 from anydevice._core.finding import BackendScan, Facts
 from anydevice._machine.discovery.libraries import findings_of
 from anydevice._machine.hardware import linux
+from anydevice._machine.hardware.linux import CardMachine
 from anydevice._machine.hardware.opencl import diagnosis as opencl
 from anydevice._machine.hardware.opencl.facts import OpenCLMachine
-from anydevice._machine.hardware.xpu.diagnosis import IntelMachine, interpret
+from anydevice._machine.hardware.xpu.diagnosis import interpret
 from tests.machine.scans import only, stop_of
 from tests.machine.tree import write_file
 from tests.reasons import code_of, fix_of, text_of
@@ -64,7 +65,7 @@ def see(tmp_path: Path) -> See:
         outcome = Outcome("answered", answer_of(name, **(answers or {})))
         may_open = lambda path: path != tmp_path / closed and linux.may_open(path)  # noqa: E731
         cards = linux.cards(linux.INTEL, tmp_path)
-        return interpret(IntelMachine(tmp_path, variables, may_open, cards), outcome)
+        return interpret(CardMachine(tmp_path, variables, may_open, cards), outcome)
 
     return see
 

@@ -43,7 +43,6 @@ class Limits(Record):
 
 @lru_cache(maxsize=64)
 def limits(context: cl.Context) -> Limits:
-    """Return the limits of the device of a context."""
     device = context.devices[0]
     is_cpu = bool(device.type & cl.device_type.CPU)
     allowed = min(device.max_work_group_size, device.max_work_item_sizes[0])
@@ -88,7 +87,8 @@ class Kernel:
         # A driver need not notice: NVIDIA's waits for ever for memory of another context.
         if any(x.context != self._context for x in reads):
             raise ValueError("the arrays that a kernel reads are on several devices")
-        size, events = self.group, buffers.events_of(*reads)
+        size = self.group
+        events = [event for x in reads for event in x.events or ()] or None  # of other queues
         with self._lock.native:
             if not self._has_types:
                 self._kernel.set_scalar_arg_dtypes([self._type_of(x) for x in arguments])
@@ -251,7 +251,6 @@ def scalar_bits(value: float | int | bool, dtype: DType) -> Any:
 
 
 def dtype_of(x: Array) -> DType:
-    """Return the dtype of an array."""
     return known_dtype(x.dtype)
 
 

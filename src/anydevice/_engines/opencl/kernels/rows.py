@@ -28,12 +28,10 @@ def softmax(x: Array, axis: int) -> Array:
 
 
 def rmsnorm(x: Array, weight: Array, eps: float) -> Array:
-    """Return the rows scaled to a mean square of 1, times the weight."""
     return _rows("rmsnorm", x, [weight], eps)
 
 
 def layernorm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
-    """Return rows with mean 0 and variance 1, times weight, plus bias."""
     return _rows("layernorm", x, [weight, bias], eps)
 
 

@@ -44,19 +44,22 @@ class Host:
 
     def memory(self) -> tuple[int, int] | None:
         """Return physical and available memory, in bytes."""
-        psutil = linux.psutil()
-        memory = psutil and psutil.virtual_memory()
-        return (int(memory.total), int(memory.available)) if memory else None
+        import psutil
+
+        memory = psutil.virtual_memory()
+        return int(memory.total), int(memory.available)
 
     def core_counts(self) -> tuple[int | None, int | None]:
         """Return the numbers of physical and logical cores."""
-        psutil = linux.psutil()
-        return (psutil.cpu_count(logical=False) if psutil else None), os.cpu_count()
+        import psutil
+
+        return psutil.cpu_count(logical=False), os.cpu_count()
 
     def allowed(self) -> int | None:
         """Return the number of processors that this process may run on, or `None`."""
-        process = getattr(linux.psutil(), "Process", None)
-        affinity = getattr(process(), "cpu_affinity", None) if process else None
+        import psutil
+
+        affinity = getattr(psutil.Process(), "cpu_affinity", None)  # macOS has none
         return len(affinity()) if affinity else None
 
     def registry_name(self) -> str | None:

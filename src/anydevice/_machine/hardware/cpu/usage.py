@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from anydevice._core.finding import Facts
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.record import Record
 from anydevice._machine.hardware import linux
-from anydevice._machine.hardware.cpu.facts import online_processors
 from anydevice._machine.hardware.cpu.reader import free_memory
 from anydevice._machine.hardware.readers import DeviceProcess, Readings
 
@@ -35,9 +35,9 @@ def readings(
     """Return the readings of all processors of this machine together."""
     free = free_memory(index, facts, root=root, system=system)
     if not system.startswith("linux"):
-        psutil = linux.psutil()
-        percent = psutil.cpu_percent(interval=_SHORT) if psutil else None
-        return Readings(load=None if percent is None else percent / 100, free_memory=free)
+        import psutil
+
+        return Readings(load=psutil.cpu_percent(interval=_SHORT) / 100, free_memory=free)
     load, power = (meter or _meter).read()
     limits = [linux.scaled(p / "constraint_0_power_limit_uw", 1e6) for p in _packages(root)]
     known = [limit for limit in limits if limit]
@@ -53,14 +53,29 @@ def readings(
     )
 
 
-def processes(
-    index: int, facts: Facts, *, system: str = sys.platform, meter: ProcessMeter | None = None
-) -> tuple[DeviceProcess, ...]:
-    """Return the processes with the most memory, and their share of all processors."""
+_known_processes: set[Any] = set()
+"""Processes of the last question, since which psutil counts their load."""
+
+
+def processes(index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
+    """Return the processes with the most memory, and their share of all processors since then."""
+    import psutil
+
+    global _known_processes
     del index, facts
-    if not system.startswith("linux"):
-        return _processes_by_psutil()
-    return (meter or _process_meter).read()
+    infos = [(x, x.info["memory_info"]) for x in psutil.process_iter(["memory_info"])]
+    sizes = {process: info.rss for process, info in infos if info is not None and info.rss}
+    largest = sorted(sizes, key=lambda process: -sizes[process])[:_MOST]
+    results = []
+    for process in largest:
+        load = None
+        with suppress(psutil.Error):  # it has ended, or is another user's
+            share = process.cpu_percent() / 100 / (psutil.cpu_count() or 1)
+            load = min(1.0, share) if process in _known_processes else None
+        name = linux.name_of(process.pid)
+        results.append(DeviceProcess(process.pid, name, sizes[process], load))
+    _known_processes = set(largest)
+    return tuple(results)
 
 
 class _Moment(Record):
@@ -120,69 +135,7 @@ class Meter:
         return total / 1e6 / (now.at - before.at)
 
 
-class ProcessMeter:
-    """The largest processes of one machine; loads are those since the last question."""
-
-    def __init__(self, root: Path = _ROOT) -> None:
-        self._root = root
-        self._lock = ForkSafeLock()
-        self._before: dict[tuple[int, int], tuple[float, int]] = {}
-
-    def read(self) -> tuple[DeviceProcess, ...]:
-        """Return the processes with the most memory; a new one has no load yet."""
-        page = os.sysconf("SC_PAGE_SIZE")
-        pids = linux.numbers_in(self._root / "proc")
-        sizes = {pid: size * page for pid in pids if (size := self._pages(pid))}
-        largest = sorted(sizes, key=lambda pid: -sizes[pid])[:_MOST]
-        with self._lock.native:
-            ticks: dict[tuple[int, int], tuple[float, int]] = {}
-            loads = {pid: self._load(pid, ticks) for pid in largest}
-            self._before = ticks
-        return tuple(
-            DeviceProcess(
-                pid, linux.name_of(pid, root=self._root, system="linux"), sizes[pid], loads[pid]
-            )
-            for pid in largest
-        )
-
-    def _pages(self, pid: int) -> int | None:
-        words = (linux.read_text(self._root / "proc" / str(pid) / "statm") or "").split()
-        return linux.as_number(words[1]) if len(words) > 1 else None
-
-    def _load(self, pid: int, counts: dict[tuple[int, int], tuple[float, int]]) -> float | None:
-        text = linux.read_text(self._root / "proc" / str(pid) / "stat") or ""
-        # The name, in brackets, may hold spaces and brackets; the numbers come after the last one.
-        words = text.rpartition(")")[2].split()
-        if len(words) < 20:
-            return None
-        ticks, started = int(words[11]) + int(words[12]), int(words[19])
-        now = time.monotonic()
-        # A number may belong to another process by now; when that one started tells.
-        counts[pid, started] = (now, ticks)
-        then, before = self._before.get((pid, started), (now, ticks))
-        if now <= then:
-            return None
-        processors = len(online_processors(self._root) or ()) or os.cpu_count() or 1
-        spent = (ticks - before) / os.sysconf("SC_CLK_TCK")
-        return min(1.0, max(0.0, spent / (now - then) / processors))
-
-
-def _processes_by_psutil() -> tuple[DeviceProcess, ...]:
-    """Return the largest processes of a system without `/proc`, as far as they are visible."""
-    psutil = linux.psutil()
-    if psutil is None:
-        return ()
-    processes = []
-    for process in psutil.process_iter(["pid", "name", "cmdline", "memory_info"]):
-        info = process.info
-        if info["memory_info"] is not None:
-            name = linux.command_name(info["cmdline"] or []) or info["name"] or f"pid {info['pid']}"
-            processes.append(DeviceProcess(info["pid"], name, info["memory_info"].rss))
-    return tuple(sorted(processes, key=lambda process: -(process.memory or 0))[:_MOST])
-
-
 _meter = Meter()
-_process_meter = ProcessMeter()
 
 
 def _packages(root: Path) -> list[Path]:

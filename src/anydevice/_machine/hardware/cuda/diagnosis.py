@@ -462,7 +462,6 @@ def lacks_nodes(around: Surroundings) -> bool:
 
 
 def _install_driver(around: Surroundings) -> str:
-    """Return how to get an NVIDIA driver."""
     if lacks_nodes(around):
         return _EXPOSE
     if around.wsl:

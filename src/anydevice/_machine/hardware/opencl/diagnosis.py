@@ -117,7 +117,6 @@ def _mark_unusable(devices: Sequence[RawDevice], reason: Reason) -> tuple[RawDev
 
 
 def read_answer(answer: Answer, loader: Loader, machine: OpenCLMachine) -> BackendScan:
-    """Return the scan for a loader that answered."""
     platforms = answer["platforms"]
     if answer["error"]:
         text = f"the OpenCL loader {loader.path}: {_describe_refusal('clGetPlatformIDs', answer)}"
@@ -293,8 +292,6 @@ def _no_platform(loader: Loader, machine: OpenCLMachine) -> BackendScan:
     present = bool(drivers) or card is not None
     return _stopped_scan("driver_missing", text, fix, present=present)
 
-
-INTEL = 0x8086
 
 GIVE_A_LOADER = "pip install pyopencl"
 """Installs a loader: pyopencl's wheels have one inside."""

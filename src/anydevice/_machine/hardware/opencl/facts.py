@@ -45,7 +45,6 @@ class OpenCLMachine(Record):
         return self.root / path.lstrip("/") if self.root != Path("/") else Path(path)
 
     def cards(self, vendor: int) -> tuple[str, ...]:
-        """Return the PCI addresses of the vendor's cards."""
         return linux.cards(vendor, self.root)
 
     @property
@@ -77,7 +76,6 @@ class OpenCLMachine(Record):
 
 
 def this_machine() -> OpenCLMachine:
-    """Return the machine and process that we run in."""
     posix = os.name == "posix"
     return OpenCLMachine(
         system=sys.platform,

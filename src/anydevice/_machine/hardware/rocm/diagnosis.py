@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 from anydevice._core.child.parent import ask
 from anydevice._core.finding import (
@@ -17,9 +16,10 @@ from anydevice._core.finding import (
     Reason,
     compare_versions,
 )
-from anydevice._core.record import Record, replace
+from anydevice._core.record import replace
 from anydevice._machine.engines.requirements import USE_ANOTHER
 from anydevice._machine.hardware import linux
+from anydevice._machine.hardware.linux import CardMachine
 from anydevice._machine.hardware.rocm import facts
 from anydevice._machine.hardware.rocm.facts import Gpu, Topology
 from anydevice._machine.hardware.rocm.visible import visible
@@ -45,16 +45,7 @@ _INSTALL = {
 }
 
 
-class AmdMachine(Record):
-    """The files and permissions of the machine or a recording; `cards` are PCI addresses."""
-
-    root: Path
-    environment: Mapping[str, str]
-    accessible: Callable[[Path], bool]
-    cards: tuple[str, ...]
-
-
-def scan_files(machine: AmdMachine, deadline: float) -> BackendScan:
+def scan_files(machine: CardMachine, deadline: float) -> BackendScan:
     """Return the scan; amdsmi is asked for missing facts if there is time until `deadline`."""
     root, environment = machine.root, machine.environment
     if not os.path.exists(root / "dev/kfd"):
@@ -79,7 +70,7 @@ def scan_files(machine: AmdMachine, deadline: float) -> BackendScan:
     return replace(scan, devices=tuple(unusable), stage="driver", reason=reason)
 
 
-def _why_none(scan: BackendScan, version: str | None, machine: AmdMachine) -> Reason | None:
+def _why_none(scan: BackendScan, version: str | None, machine: CardMachine) -> Reason | None:
     if version is not None and compare_versions(version, OLDEST_ROCM) < 0:
         text = f"ROCm {version} is too old; anydevice needs ROCm {OLDEST_ROCM} or newer"
         return Reason("driver_too_old", text, "sudo amdgpu-install --usecase=rocm")
@@ -92,12 +83,12 @@ def _why_none(scan: BackendScan, version: str | None, machine: AmdMachine) -> Re
     return reasons[0] if reasons and closed else None
 
 
-def _no_permission(file: str, machine: AmdMachine) -> Reason:
+def _no_permission(file: str, machine: CardMachine) -> Reason:
     return Reason("no_permission", f"no permission to open {file}", _give_access(machine))
 
 
 def _devices(
-    gpus: list[Gpu], version: str | None, machine: AmdMachine, deadline: float
+    gpus: list[Gpu], version: str | None, machine: CardMachine, deadline: float
 ) -> tuple[list[RawDevice], list[str]]:
     names = [facts.product_name(gpu, machine.root) for gpu in gpus]
     driver = facts.driver_version(machine.root)
@@ -113,8 +104,9 @@ def _devices(
         details: dict[str, Detail] = {**memory.details}
         if override is not None:
             details["architecture_override"] = override
+        product = name or also.get("name") or facts.PRODUCTS.get(gpu.device_id)
         known = Facts(
-            name=name or also.get("name") or facts.last_resort_name(gpu),
+            name=product or f"AMD {gpu.architecture or 'unknown'} GPU",
             uuid=gpu.uuid,
             pci_address=gpu.pci_address,
             memory_kind=memory.kind,
@@ -130,7 +122,7 @@ def _devices(
     return devices, notes
 
 
-def _unfit(gpu: Gpu, machine: AmdMachine) -> Reason | None:
+def _unfit(gpu: Gpu, machine: CardMachine) -> Reason | None:
     old = facts.too_old(gpu.architecture)
     if old is not None:
         return Reason("card_too_old", old, USE_ANOTHER)
@@ -174,7 +166,7 @@ def _override(environment: Mapping[str, str]) -> str | None:
 
 
 def _ask_amdsmi(
-    machine: AmdMachine, deadline: float
+    machine: CardMachine, deadline: float
 ) -> tuple[dict[str, dict[str, str]], list[str]]:
     folder = facts.amdsmi_folder(machine.root, machine.environment)
     limit = (deadline - time.monotonic()) * _SHARE_OF_CHILD
@@ -186,7 +178,7 @@ def _ask_amdsmi(
     return outcome.answer, []
 
 
-def _no_compute_driver(machine: AmdMachine) -> BackendScan:
+def _no_compute_driver(machine: CardMachine) -> BackendScan:
     """Return the scan of a machine without /dev/kfd, with its cause."""
     root = machine.root
     if not machine.cards:
@@ -209,7 +201,7 @@ def _no_compute_driver(machine: AmdMachine) -> BackendScan:
     return _stopped_scan("driver_not_loaded", text, f"{command} && {_LOAD}" if command else _LOAD)
 
 
-def _no_gpu_in_topology(machine: AmdMachine, withheld: int) -> BackendScan:
+def _no_gpu_in_topology(machine: CardMachine, withheld: int) -> BackendScan:
     """Return the scan of a machine whose topology shows this process no GPU."""
     if withheld:
         nodes = "1 node" if withheld == 1 else f"{withheld} nodes"
@@ -222,13 +214,13 @@ def _no_gpu_in_topology(machine: AmdMachine, withheld: int) -> BackendScan:
     return _stopped_scan("no_device", text, "sudo dmesg | grep -i -e amdgpu -e kfd", stage="device")
 
 
-def _give_access(machine: AmdMachine) -> str:
+def _give_access(machine: CardMachine) -> str:
     """Return how to let this process open the device files that are closed to it."""
     inside = linux.in_container(machine.root, machine.environment)
     return _PASS_DEVICES if inside else _JOIN_GROUPS
 
 
-def _under_wsl(machine: AmdMachine) -> BackendScan:
+def _under_wsl(machine: CardMachine) -> BackendScan:
     folders = facts.folders(machine.root, machine.environment)
     if not any(os.path.exists(folder / "lib/librocdxg.so") for folder in folders):
         text = "under WSL an AMD GPU needs ROCm's bridge to Windows, librocdxg; it is not installed"

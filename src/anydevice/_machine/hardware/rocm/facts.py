@@ -239,11 +239,6 @@ def product_name(gpu: Gpu, root: Path) -> str | None:
     return own or _name_in_table(gpu, linux.read_line(device / "revision"), root)
 
 
-def last_resort_name(gpu: Gpu) -> str:
-    """Return a name for a GPU that nothing on this machine can name."""
-    return PRODUCTS.get(gpu.device_id) or f"AMD {gpu.architecture or 'unknown'} GPU"
-
-
 def _name_in_table(gpu: Gpu, revision: str, root: Path) -> str | None:
     wanted = (f"{gpu.device_id:04x}", revision.lower().removeprefix("0x").zfill(2))
     for file in _NAME_TABLES:
@@ -299,7 +294,6 @@ def counters(pci_address: str, root: Path = Path("/")) -> Counters:
 
 
 def memory_of(gpu: Gpu, root: Path = Path("/")) -> GpuMemory:
-    """Return the memory of a GPU of the topology."""
     now = counters(gpu.pci_address, root)
     if gpu.device_id == MI300A:
         sizes = [size for size in (now.vram or now.gtt, now.system) if size]

@@ -33,10 +33,10 @@ def look(
         text = "no AMD GPU on the PCI bus"
         return BackendScan.stopped("rocm", "no_hardware", text, present=False)
     # Most machines have none, and need not wait for the rest to load.
-    from anydevice._machine.hardware.rocm.diagnosis import AmdMachine, scan_files
+    from anydevice._machine.hardware.rocm.diagnosis import scan_files
 
     environment = os.environ if environment is None else environment
-    machine = AmdMachine(root, environment, accessible, cards)
+    machine = linux.CardMachine(root, environment, accessible, cards)
     return scan_files(machine, time.monotonic() + limit)
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from anydevice._core.child.parent import Outcome
 from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason, compare_versions
-from anydevice._core.record import Record, replace
+from anydevice._core.record import replace
 from anydevice._machine.engines.installed import distributions
 from anydevice._machine.hardware import linux
+from anydevice._machine.hardware.linux import CardMachine
 
 OLDEST_LOADER = "1.8.0"
 """SYCL, through which PyTorch computes, refuses an older loader of Level Zero."""
@@ -41,16 +41,7 @@ _GENERATIONS = {
 """Generations by the first digits of a device id (include/drm/intel/pciids.h of Linux)."""
 
 
-class IntelMachine(Record):
-    """The files and permissions of the machine or a recording; `cards` are PCI addresses."""
-
-    root: Path
-    environment: Mapping[str, str]
-    accessible: Callable[[Path], bool]
-    cards: tuple[str, ...]
-
-
-def interpret(machine: IntelMachine, outcome: Outcome) -> BackendScan:
+def interpret(machine: CardMachine, outcome: Outcome) -> BackendScan:
     """Return the scan of the backend that follows from the files and from Level Zero."""
     shown = [_card(address, machine) for address in machine.cards]
     closed = [_too_old(facts) or _why_closed(facts, machine) for facts in shown]
@@ -69,7 +60,7 @@ def interpret(machine: IntelMachine, outcome: Outcome) -> BackendScan:
     )
 
 
-def _card(address: str, machine: IntelMachine) -> Facts:
+def _card(address: str, machine: CardMachine) -> Facts:
     """Return the facts of a card that the kernel's files tell."""
     folder = machine.root / linux.DEVICES / address
     identity = linux.read_line(folder / "device").removeprefix("0x").zfill(4)
@@ -95,7 +86,7 @@ def _too_old(facts: Facts) -> Reason | None:
     return Reason("card_too_old", text) if facts.architecture == _OLD else None
 
 
-def _why_closed(facts: Facts, machine: IntelMachine) -> Reason | None:
+def _why_closed(facts: Facts, machine: CardMachine) -> Reason | None:
     """Return why this process cannot reach a card; `None` if its device file opens."""
     card, driver = f"{facts.name} at {facts.pci_address}", facts.details["kernel_driver"]
     if driver not in ("i915", "xe"):
@@ -112,7 +103,7 @@ def _why_closed(facts: Facts, machine: IntelMachine) -> Reason | None:
     return None
 
 
-def _why_silent(outcome: Outcome, machine: IntelMachine) -> Reason | None:
+def _why_silent(outcome: Outcome, machine: CardMachine) -> Reason | None:
     """Return why Level Zero shows no GPU; `None` if it shows one."""
     fix = linux.fitting(_INSTALL, linux.distribution(machine.root))
     fix = fix or "install Intel's graphics driver with Level Zero"
@@ -142,7 +133,7 @@ def _why_silent(outcome: Outcome, machine: IntelMachine) -> Reason | None:
     return Reason(code, f"Level Zero: {text}", fix)
 
 
-def _devices(rows: list[Any], machine: IntelMachine) -> Iterator[RawDevice]:
+def _devices(rows: list[Any], machine: CardMachine) -> Iterator[RawDevice]:
     """Yield the GPUs as PyTorch counts them: integrated ones only where there is no other."""
     places = sorted((row["integrated"], place) for place, row in enumerate(rows))
     for index, (is_integrated, place) in enumerate(places):
@@ -154,7 +145,7 @@ def _devices(rows: list[Any], machine: IntelMachine) -> Iterator[RawDevice]:
         yield RawDevice(index, "gpu", facts, reason)
 
 
-def _facts(row: Mapping[str, Any], machine: IntelMachine) -> Facts:
+def _facts(row: Mapping[str, Any], machine: CardMachine) -> Facts:
     digits, memory, free = row["uuid"], row["memory"], row["free"]
     if row["integrated"]:
         free = linux.read_table(machine.root / "proc/meminfo").get("MemAvailable")
@@ -175,7 +166,7 @@ def _facts(row: Mapping[str, Any], machine: IntelMachine) -> Facts:
     )
 
 
-def _notes(devices: tuple[RawDevice, ...], machine: IntelMachine) -> Iterator[str]:
+def _notes(devices: tuple[RawDevice, ...], machine: CardMachine) -> Iterator[str]:
     for variable in (_MASK, "ONEAPI_DEVICE_SELECTOR"):
         if machine.environment.get(variable):
             yield f"{variable}={machine.environment[variable]} chooses among the GPUs"

@@ -26,9 +26,9 @@ def begin(root: Path = Path("/")) -> Callable[[float], BackendScan]:
 
     def finish(limit: float) -> BackendScan:
         # Loaded while the child is at work.
-        from anydevice._machine.hardware.xpu.diagnosis import IntelMachine, interpret
+        from anydevice._machine.hardware.xpu.diagnosis import interpret
 
-        machine = IntelMachine(root, dict(os.environ), linux.may_open, cards)
+        machine = linux.CardMachine(root, dict(os.environ), linux.may_open, cards)
         return interpret(machine, question.finish(limit))
 
     return finish
