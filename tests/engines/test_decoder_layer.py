@@ -11,7 +11,6 @@ from anydevice._check.cases.decoding import DECODER_LAYER
 from anydevice._core.dtypes import DTYPES
 from anydevice._machine.engines import registry
 
-
 PLAIN = [case for case in DECODER_LAYER.cases if "exact" not in case.name]
 """Without those of quantized weights, which these engines leave to ops."""
 
