@@ -180,7 +180,10 @@ def launches(
     residual = torch.randn_like(out) if kind in ("output", "down") else None
     given = {"in_order": kind == "qkv"}
     tiles = {
-        (f"{kind}, {quantized._bits(weights[0])}", 1 if rounded else quantized._padded(rows)): tile
+        (
+            f"{kind}, {quantized._bits(weights[0])}",
+            1 if rounded else quantized._rows_of_tile(rows),
+        ): tile
     }
     if kind != "qkv":
         given = {"in_order": False}
@@ -195,7 +198,7 @@ def launches(
     def run() -> None:
         for weight in weights:
             fitted = quantized.tile_of(
-                kind, 1 if rounded else quantized._padded(rows), weight, tiles, **given
+                kind, 1 if rounded else quantized._rows_of_tile(rows), weight, tiles, **given
             )
             quantized._multiply(
                 fitted, arranged, weight, None, residual, out, 0, wide, gated, 1.0, rounded, 1

@@ -87,7 +87,6 @@ for reentrant in (False, True):
     ("module", "lock", "work"),
     [
         ("anydevice._machine.hardware.cpu.usage", "_meter._lock", "_meter.read()"),
-        ("anydevice._machine.hardware.cpu.usage", "_process_meter._lock", "_process_meter.read()"),
         ("anydevice._machine.hardware.cuda.usage", "_lock", "_answers()"),
         ("anydevice._machine.discovery.discover", "_lock", "forget_report()"),
         ("anydevice._machine.settings.config", "_lock", "configure(time_limit=4)"),

@@ -59,6 +59,9 @@ LAYERS: dict[str, list[Callable[..., Any]]] = {
         lambda n, r, s: n.Upsample(
             None, (2, r.randint(1, 2)), r.choice(["nearest-exact", "nearest"])
         ),
+        lambda n, r, s: n.Upsample(
+            None, r.choice([2, 1.5]), "bilinear" if len(s) == 4 else "linear", r.random() < 0.5
+        ),
         lambda n, r, s: n.Sequential(n.Conv2d(s[1], 4, 1), n.PixelShuffle(2)),
         lambda n, r, s: r.choice([n.ReflectionPad2d, n.ReplicationPad2d])((0, *pick(r), 1)),
         lambda n, r, s: r.choice([n.ELU(0.4), n.ELU(), n.Softplus(3.0), n.Mish(), n.Softplus()]),
@@ -95,6 +98,9 @@ LAYERS: dict[str, list[Callable[..., Any]]] = {
         lambda n, r, s: r.choice([n.AvgPool2d, n.MaxPool2d])(pick(r), r.choice([None, pick(r)])),
         lambda n, r, s: r.choice([n.GlobalAvgPool, n.GlobalMaxPool, n.Flatten])(),
         lambda n, r, s: r.choice([n.LayerNorm(s[-1]), n.RMSNorm(s[-1]), n.BatchNorm(s[0])]),
+        lambda n, r, s: r.choice([n.GroupNorm(s[0]), n.Upsample(2, r.random() < 0.7)]),
+        lambda n, r, s: r.choice([n.LSTM, n.GRU])(s[-1], 2, r.random() < 0.3, r.random() < 0.7),
+        lambda n, r, s: n.Bidirectional(n.GRU(s[-1], 1, r.random() < 0.3)),
         lambda n, r, s: n.Residual(n.Dense(s[-1], 3), n.Dense(s[-1], 3)),
         lambda n, r, s: n.Attention(s[-1], r.randint(1, 2), causal=r.random() < 0.5, bias=True),
         lambda n, r, s: n.TransformerBlock(s[-1], 1, hidden=3, norm=r.choice(["rms", "layer"])),

@@ -32,6 +32,7 @@ INPUTS = {
 }
 """Attributes that are inputs from an opset on."""
 VERSIONS = {"Gelu": (20, 99), "HardSwish": (14, 99), "Mish": (18, 99), "Resize": (10, 99)}
+VERSIONS |= {"Expand": (8, 99), "GroupNormalization": (21, 99)}
 VERSIONS["Upsample"] = (7, 9)
 """The first and the last opset that have an operator."""
 
@@ -77,6 +78,7 @@ class Draft(Random):
         image = [1, self.randint(1, 3), *self.draw_sizes(self.choice([1, 2, 2]), 3, 6)]
         shapes = [image, image, [1, self.randint(1, 6)], self.draw_sizes(self.randint(0, 5))]
         shape = image if self.first in WINDOWED else self.choice(shapes)
+        shape = self.draw_sizes(3) if self.first in GATES else shape
         self.x = self.draw_point(shape, self.choices(list(DTYPES)[:5], (85, 10, 2, 2, 1))[0])
         self.values, self.computed, self.output = {"x": self.x}, ["x"], "x"
 
@@ -207,6 +209,7 @@ WINDOWS = {
     "pads": draw_per_axis(0, 1, 2),
     "strides": draw_per_axis(1, 2),
 }
+GATES, WAYS = {"GRU": 3, "LSTM": 4, "RNN": 1}, ["forward", "reverse", "bidirectional"]
 POOLED = {**WINDOWS, "kernel_shape": draw_per_axis(1, 3), "ceil_mode": [0, 0, 1]}
 PLAIN = ("Abs", "Exp", "GlobalAveragePool", "Identity", "Neg", "Reciprocal", "Relu", "Sigmoid")
 PLAIN += (
@@ -216,6 +219,7 @@ PLAIN += (
     "Add",
     "Concat",
     "Div",
+    "Expand",
     "Gather",
     "MatMul",
     "Max",
@@ -236,17 +240,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Dropout": {"ratio": [0.3], "training_mode": [False]},
     "Elu": {"alpha": [0.4, 1.7]},
     "Flatten": {"axis": draw_axis},
+    "GRU": {"direction": WAYS},
     "Gelu": {"approximate": ["none", "none", "tanh"]},
     "Gemm": {"transA": [0, 1], "transB": [0, 1], "alpha": [1.0, 0.5], "beta": [1.0, 1.0, 0.0]},
     "HardSigmoid": {"alpha": [1 / 6, -0.3], "beta": [0.2, 0.9]},
+    "GroupNormalization": {"epsilon": [1e-3, 0.5]},
+    "InstanceNormalization": {"epsilon": [1e-3, 0.5]},
+    "LSTM": {"direction": WAYS, "input_forget": [0, 0, 1]},
     "LeakyRelu": {"alpha": [0.3, 1.5, -0.5]},
     "MaxPool": {**POOLED, "storage_order": [0, 1]},
     "Pad": {"mode": ["constant", "edge", "reflect", "wrap"], "value": [0.0, 1.5, -3.0]},
+    "RNN": {"direction": WAYS, "activations": [["Tanh"], ["Relu"] * 2, ["Relu"], ["Sigmoid"]]},
     "ReduceMean": REDUCED,
     "ReduceSum": REDUCED,
     "Reshape": {"allowzero": [0, 1]},
     "Resize": {
-        "mode": ["nearest", "nearest", "nearest", "linear"],
+        "mode": ["nearest", "linear"],
         _WAY: ["half_pixel", "asymmetric", "pytorch_half_pixel", "align_corners"],
         "nearest_mode": ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"],
         "cubic_coeff_a": [-0.75],
@@ -257,11 +266,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Squeeze": {"axes": draw_axes},
     "Transpose": {"perm": lambda draft, value: draft.sample(range(value.ndim), value.ndim)},
     "Unsqueeze": {"axes": lambda draft, value: draft.choice([[0], [-1], [1], [2, 0], [1, -1]])},
-    "Upsample": {},
+    "Upsample": {"mode": ["nearest", "linear"]},
 }
 """For each operator its attributes: their choices, or a function that draws one."""
 WINDOWED = ("AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "DepthToSpace")
-WINDOWED += ("GlobalAveragePool", "MaxPool")
+WINDOWED += ("GlobalAveragePool", "GroupNormalization", "InstanceNormalization", "MaxPool")
 
 
 def draw_options(draft: Draft, value: Any, choices: dict[str, Any]) -> dict[str, Any]:
@@ -317,12 +326,12 @@ def propose_operator(draft: Draft, kind: str, x: str, value: Any) -> str:
         case "Resize" | "Upsample":
             scales = [draft.choice([1.0, 1.0, 2.0, 3.0]) for _ in value.shape]
             scales[-1] = 1.5 if draft.chance(0.1) else scales[-1]
-            if draft.chance(0.7):
+            if kind == "Resize" and draft.chance(0.5):
                 options = {"mode": "nearest", _WAY: "asymmetric", "nearest_mode": "floor"}
             constant = draft.add_constant(scales, np.float32)
             others = [constant] if kind == "Upsample" or draft.opset < 11 else ["", constant]
             if draft.opset < 9:
-                others, options = [], {"scales": scales}
+                others, options = [], {"scales": scales, **options}
             if kind == "Resize" and draft.opset < 11:
                 options = {"mode": options["mode"]}
             elif kind == "Resize":
@@ -331,6 +340,27 @@ def propose_operator(draft: Draft, kind: str, x: str, value: Any) -> str:
                     sizes = [n * draft.choice([1, 1, 2]) + draft.randint(0, 1) for n in value.shape]
                     empty = "" if draft.opset > 12 else draft.add_constant([], np.float32)
                     others = [others[0], empty, draft.add_constant(sizes, np.int64)]
+        case "Expand":
+            others = [
+                draft.add_constant([draft.choice([1, 1, 2, n]) for n in value.shape], np.int64)
+            ]
+        case "GRU" | "LSTM" | "RNN":
+            ways, size = 1 + (options["direction"] == "bidirectional"), draft.randint(1, 2)
+            rows, options["hidden_size"] = GATES[kind] * size, size
+            if kind == "GRU":
+                options["linear_before_reset"] = draft.choice([0, 1, 1, 1, 1])
+            shapes = [[ways, rows, value.shape[-1]], [ways, rows, size], [ways, 2 * rows]]
+            others = [draft.add_weight(shape, value, 1.0) for shape in shapes]
+            others = others[: draft.choice([2, 3, 3])]
+            if len(others) == 3 and draft.chance(0.3):  # lengths, and the first state
+                state = draft.choice([0.0, 0.0, 0.5]) * np.ones((ways, value.shape[1], size))
+                others += ["", draft.add_constant(state, value.dtype)]
+            outputs = draft.randint(1, 3 if kind == "LSTM" else 2)
+        case "GroupNormalization" | "InstanceNormalization":
+            channels = value.shape[1]
+            if kind[0] == "G":
+                options["num_groups"] = draft.choice([n for n in (1, 2, 3) if channels % n == 0])
+            others = [draft.add_weight([channels], value) for _ in range(2)]
         case "Dropout" | "MaxPool":
             outputs += draft.chance(0.2)
         case "Gather":

@@ -83,7 +83,7 @@ OPERATORS: dict[str, Any] = {
         "ConvTranspose", 1, 2, 3, 2, inputs="x w b", w=numbers(2, 3, 3, 2), b=numbers(3),
         strides=[2, 1], pads=[1, 0, 0, 1], output_padding=[1, 0],
     ),
-    "DepthToSpace": one("DepthToSpace", 1, 8, 2, 1, blocksize=2, mode="CRD"),
+    "DepthToSpace": one("DepthToSpace", 3, 8, 2, 1, blocksize=2),
     "Div": integer(node("Div", "a b", "k"), a=_I([-7]), b=_I([2])),
     "Dropout": one("Dropout", 1, 3),
     "Elu": one("Elu", 1, 3, alpha=0.4),
@@ -93,16 +93,32 @@ OPERATORS: dict[str, Any] = {
         r=np.float32(2**0.5), o=np.float32(1), h=np.float32([0.5]),
     ),
     "Exp": one("Exp", 1, 3),
+    "Expand": one("Expand", 1, 3, inputs="x s", s=_I([2, 1, 1])),
     "Flatten": one("Flatten", 2, 3, 2, axis=2),
+    "GRU": one(
+        "GRU", 3, 1, 2, inputs="x w r b", w=numbers(2, 6, 2), r=numbers(2, 6, 2), b=numbers(2, 12),
+        hidden_size=2, direction="bidirectional", linear_before_reset=1,
+    ),
     "Gather": one("Gather", 2, 3, inputs="x i", axis=1, i=_I([[2, -3], [1, 1]])),
     "Gelu": one("Gelu", 1, 3, opset=20),
     "Gemm": one(
         "Gemm", 3, 2, inputs="x w b", w=numbers(4, 3), b=numbers(4), transA=1, transB=1, alpha=0.5
     ),
     "GlobalAveragePool": one("GlobalAveragePool", 1, 2, 3, 3),
+    "GroupNormalization": one(
+        "GroupNormalization", 1, 4, 3, inputs="x s b", opset=21, s=numbers(4), b=numbers(4),
+        num_groups=2,
+    ),
     "HardSigmoid": one("HardSigmoid", 1, 3, alpha=0.3),
     "HardSwish": one("HardSwish", 1, 3),
     "Identity": one("Identity", 1, 3),
+    "InstanceNormalization": one(
+        "InstanceNormalization", 2, 2, 3, inputs="x s b", s=numbers(2), b=numbers(2), epsilon=0.1
+    ),
+    "LSTM": one(
+        "LSTM", 2, 2, 3, inputs="x w r b", w=numbers(1, 8, 3), r=numbers(1, 8, 2), b=numbers(1, 16),
+        hidden_size=2, direction="reverse",
+    ),
     "LeakyRelu": one("LeakyRelu", 1, 3, alpha=0.3),
     "MatMul": one("MatMul", 2, 3, inputs="x w", w=numbers(3, 2)),
     "Max": one("Max", 3, inputs="x c", c=np.zeros((1, 1), np.float32)),
@@ -118,13 +134,17 @@ OPERATORS: dict[str, Any] = {
     "Pad": one("Pad", 1, 3, inputs="x p v", p=_I([0, 1, 1, 2]), v=np.float32(0.5)),
     "Pow": one("Pow", 3, inputs="x e", e=np.float32([[2]])),
     "Reciprocal": chain(node("Exp", "x", "e"), node("Reciprocal", "e", "y")),
+    "RNN": one(
+        "RNN", 3, 1, 2, inputs="x w r b", w=numbers(1, 2, 2), r=numbers(1, 2, 2), b=numbers(1, 4),
+        hidden_size=2, activations=["Tanh"],
+    ),
     "ReduceMean": one("ReduceMean", 2, 3, axes=[-1], keepdims=0),
     "ReduceSum": one("ReduceSum", 2, 3, inputs="x a", a=_I([0])),
     "Relu": one("Relu", 1, 3),
     "Reshape": one("Reshape", 2, 3, inputs="x s", s=_I([0, -1, 1])),
     "Resize": one(
         "Resize", 1, 1, 3, 2, inputs="x r s", r=np.zeros(0, np.float32),
-        s=np.float32([1, 1, 3, 2]),
+        s=np.float32([1, 1, 3, 1.5]), mode="linear",
     ),
     "Shape": integer(node("Shape", "x", "k", start=0, end=1)),
     "Sigmoid": one("Sigmoid", 1, 3),

@@ -19,8 +19,10 @@ from anydevice._proofs import execution, onnx_lowering
 from anydevice._proofs.checking import operators, readers, smooth
 from anydevice._proofs.checking.network import Query
 from anydevice._proofs.checking.smooth import executors_of
+from anydevice._proofs.evaluation import evaluate
 from anydevice._proofs.execution import compare_reading
 from anydevice._proofs.files import read_model
+from anydevice._proofs.graph import Builder
 from anydevice._proofs.prove import outcome_data
 from anydevice._report.proof import outcome_text
 from anydevice.errors import (
@@ -115,6 +117,86 @@ def test_a_mistake_in_one_lowering_is_found(
             AnyDeviceError, match=f"the {kind} that gives|proofs do not take|erf is known"
         ):
             compare(path)
+
+
+FAULTS: dict[str, tuple[str, Any, str, Any]] = {
+    "the search takes one gate for another": ("GRU", onnx_lowering._GATES, "GRU", [0, 1, 2]),
+    "the search repeats instead of a line": (
+        "Resize", Builder, "interpolate",
+        lambda self, cells, axis, size, *rest: cells.take(
+            np.arange(size) * cells.shape[axis] // size, axis
+        ),
+    ),
+    "the checker takes one gate for another": (
+        "LSTM", operators._OPERATORS, "LSTM",
+        lambda net, x, w, *rest: operators._recurrent(net, x, np.roll(w, 2, 1), *rest),
+    ),
+    "the checker turns no direction around": (
+        "GRU", operators._OPERATORS, "GRU",
+        lambda net, x, *rest: operators._recurrent(net, x, *[w[[0, 0]] for w in rest]),
+    ),
+    "the checker adds another epsilon": ("GroupNormalization", operators, "_EPSILON", 0.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_one_lowering_is_seen_by_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    kind, where, name, wrong = FAULTS[fault]
+    path, judge = write_operator(tmp_path, kind), execution._compare
+    lowerings = {"the checker", "the search"}
+    monkeypatch.setattr(
+        execution, "_compare", lambda p, t: judge(p, [x for x in t if x.by in lowerings])
+    )
+    compare(path)
+    change = monkeypatch.setitem if isinstance(where, dict) else monkeypatch.setattr
+    change(where, name, wrong)
+    with pytest.raises(VerificationError, match=f"the {kind} that gives"):
+        compare(path)
+
+
+def test_a_tanh_of_an_rnn_has_an_absolute_error(tmp_path: Path) -> None:
+    weights = {name: np.ones((1, 1, 1), np.float32) for name in "wr"}
+    rnn = node("RNN", "x w r", "y", hidden_size=1)
+    path = write_model(tmp_path / "net.onnx", [rnn], (1, 5000, 1), **weights)
+    x = np.random.default_rng(0).normal(0, 0.1, (1, 5000, 1)).astype(np.float32)
+    y, off = np.tanh(x.astype(np.float64)), 2 * (2.0**-22 + 2.0**-20)
+    assert np.abs(execute(path, x).reshape(x.shape) - y).max() <= off
+    small = write_model(tmp_path / "small.onnx", [rnn], (1, 1, 1), **weights)
+    for z in x.flat[:20]:
+        values, errors = evaluate(read_model(small).network, np.full((1, 1), np.float64(z)))
+        assert abs(execute(small, [[[z]]]) - values) <= errors
+        assert errors >= 2.0**-22
+
+
+STATE = np.ones((1, 2, 2), np.float32)
+OTHER_FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "a first state": ("LSTM", "x w r b  h", {"h": STATE}),
+    "lengths": ("LSTM", "x w r b l", {"l": np.int32([2, 2])}),
+    "a reset before the product": ("GRU", "x w r b", {"linear_before_reset": 0}),
+    "another activation": ("RNN", "x w r b", {"activations": ["Sigmoid"]}),
+    "another position": (
+        "Resize",
+        "x r s",
+        {"coordinate_transformation_mode": "tf_crop_and_resize"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMS)
+def test_other_forms_are_refused_with_a_way_out(tmp_path: Path, name: str) -> None:
+    kind, inputs, more = OTHER_FORMS[name]
+    ((old,), shape, opset, constants) = OPERATORS[kind]
+    attributes = {x.name: onnx.helper.get_attribute_value(x) for x in old.attribute}
+    arrays = {k: v for k, v in more.items() if isinstance(v, np.ndarray)}
+    attributes |= {k: v for k, v in more.items() if k not in arrays}
+    path = write_model(
+        tmp_path / "net.onnx", [node(kind, inputs, "y", **attributes)], shape, opset,
+        **constants, **arrays,
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match=f"the {kind} that gives 'y'.*(export|take half)"):
+        read_model(path)
 
 
 def test_a_mistake_in_joining_nodes_is_found(tmp_path: Path) -> None:

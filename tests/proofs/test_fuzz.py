@@ -99,8 +99,7 @@ def read_and_execute(data: bytes) -> Reading:
     return network, softmax
 
 
-SEEDS = [*range(298), 1920, 3137]
-"""The last two move depth to space in a batch of three, which was once read wrongly."""
+SEEDS = range(300)
 
 
 @pytest.mark.parametrize("read", [read_onnx, read_for_search, read_and_execute])

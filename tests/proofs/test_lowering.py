@@ -55,6 +55,15 @@ MODELS: dict[str, Built] = {
     "rms norm": ((nn.Dense(5, 8), nn.RMSNorm(8), nn.Dense(8, 2)), (5,)),
     "attention": ((nn.PositionEmbedding(4, 8), nn.Attention(8, 4, 2, bias=True)), (3, 8)),
     "causal attention": ((nn.Attention(8, 2, causal=True),), (3, 8)),
+    "lstm": ((nn.LSTM(3, 2), nn.LSTM(2, 2, last=True), nn.Dense(2, 2)), (4, 3)),
+    "gru": ((nn.GRU(3, 2), nn.GRU(2, 2, last=True, bias=False)), (4, 3)),
+    "both directions": (
+        (nn.Bidirectional(nn.LSTM(3, 2)), nn.Bidirectional(nn.GRU(4, 2, True))),
+        (3, 3),
+    ),
+    "group norm": ((nn.GroupNorm(4, 2), nn.Flatten(), nn.Dense(None, 2)), (4, 2, 2)),
+    "nearest upsampling": ((nn.Upsample(3), nn.Flatten(), nn.Dense(None, 2)), (2, 2, 3)),
+    "linear upsampling": ((nn.Upsample(2, linear=True), nn.Upsample(4, linear=True)), (2, 2, 3)),
     "blocks": (
         (
             nn.TransformerBlock(4, 2, hidden=3),
@@ -176,6 +185,11 @@ PLANTED: dict[str, tuple[str, str, Callable[..., Any]]] = {
         "attention",
         lambda f, self, q, k, v, scale, causal: f(self, q, k, v, scale, True),
     ),
+    "a line between neighbours is a step": (
+        "linear upsampling",
+        "interpolate",
+        lambda f, self, cells, axis, size, scale, way: np.repeat(cells, scale, axis),
+    ),
     "a product is a sum": (
         "rms norm",
         "product",
@@ -237,9 +251,9 @@ def test_a_last_softmax_is_left_out_for_classes() -> None:
 @pytest.mark.parametrize(
     ("layers", "shape", "where"),
     [
-        ((nn.Chain(nn.Dense(4, 4), nn.GRU(4, 3)), "relu"), (5, 4), "Chain[0][1] GRU(4→3)"),
+        ((nn.Chain(nn.Conv1d(5, 4, 1), nn.PReLU(4)), "relu"), (5, 4), "Chain[0][1] PReLU(4)"),
         ((nn.Embedding(10, 4), nn.Dense(4, 2)), (3,), "Chain"),
-        ((nn.Dense(4, 4), nn.Residual(nn.LSTM(4, 4))), (5, 4), "Chain[1].layer LSTM(4→4)"),
+        ((nn.Conv1d(5, 4, 1), nn.Residual(nn.PReLU(4))), (5, 4), "Chain[1].layer PReLU(4)"),
         ((nn.Attention(4, 2, rope=True),), (3, 4), "Attention(4, 2 heads)"),
     ],
 )

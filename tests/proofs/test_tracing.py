@@ -373,6 +373,20 @@ def test_numbers_from_outside_of_an_array_are_refused() -> None:
     assert lower(eqx.nn.Lambda(lambda x: jnp.take(x, jnp.array([1, 3]))), (4,)).network.outputs == 2
 
 
+def test_an_equinox_batch_norm_is_proved_after_training_alone() -> None:
+    eqx: Any = pytest.importorskip("equinox")
+    import jax
+
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")
+    with pytest.raises(UnsupportedError, match="never trained; train the model first"):
+        lower((eqx.nn.inference_mode(norm), state), (3,))
+    x = jax.random.normal(jax.random.key(0), (8, 3))
+    run = jax.vmap(norm, (0, None), (0, None), axis_name="batch")
+    for _ in range(3):
+        _, state = run(x, state)
+    assert lower((eqx.nn.inference_mode(norm), state), (3,)).network.outputs == 3
+
+
 def test_a_module_of_mlx_is_refused_with_what_to_do_instead() -> None:
     nn = pytest.importorskip("mlx.nn")
     with pytest.raises(UnsupportedError, match=r"modules of MLX; build the same layers.*ONNX"):

@@ -476,7 +476,7 @@ def fused_layer(
         return FusedLayer(None, (), (plain, ring))
     names = ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down")
     weights = [layer.weights[name]["weight"] for name in names]
-    if not quantized and any(isinstance(each, QuantizedWeight | tuple) for each in weights):
+    if not quantized and any(isinstance(weight, QuantizedWeight | tuple) for weight in weights):
         return FusedLayer(None, (), (plain, ring))
     weights += [layer.weights[name].get("bias") for name in ("qkv", "output")]
     norms = ("query_norm", "key_norm")

@@ -604,15 +604,20 @@ def _require_shapes(op: str, weight: QuantizedWeight) -> None:
 
 def row_blocks(weight: QuantizedWeight) -> Iterator[QuantizedWeight]:
     """Yield the weight in blocks of rows with at most `BLOCK` elements, or one row."""
-    xp, (rows, *others) = primitives(weight.codes), weight.shape
-    step = max(1, BLOCK // max(1, math.prod(others)))
+    rows = weight.shape[0]
+    step = max(1, BLOCK // max(1, math.prod(weight.shape[1:])))
     if rows <= step:
         yield weight
         return
     for start in range(0, rows, step):
-        stop = min(rows, start + step)
-        arrays = {name: xp.slice_axis(x, 0, start, stop) for name, x in weight.arrays.items()}
-        yield weight.with_arrays(arrays, (stop - start, *others))
+        yield slice_rows(weight, start, min(rows, start + step))
+
+
+def slice_rows(weight: QuantizedWeight, start: int, stop: int) -> QuantizedWeight:
+    """Return the rows from `start` up to `stop` of the first axis."""
+    xp = primitives(weight.codes)
+    arrays = {name: xp.slice_axis(x, 0, start, stop) for name, x in weight.arrays.items()}
+    return weight.with_arrays(arrays, (stop - start, *weight.shape[1:]))
 
 
 def _quantized_linear(x: ArrayT, weight: QuantizedWeight, bias: ArrayT | None) -> ArrayT:

@@ -43,9 +43,9 @@ _NORM_ROUNDINGS = 12
 """Roundings of `x * weight * rsqrt(variance + eps)` in float32, with 4 ulp for the root."""
 
 INSTEAD = (
-    "proofs take dense and convolutional layers, also transposed, poolings, nearest upsampling, "
+    "proofs take dense and convolutional layers, also transposed, poolings, upsampling, "
     "paddings, batch norm, residual sums, ReLU, leaky ReLU, PReLU, clip, abs, hard sigmoid and "
-    "swish, sigmoid, tanh, GELU, SiLU, ELU, softplus, Mish, and small norms and attention"
+    "swish, sigmoid, tanh, GELU, SiLU, ELU, softplus, Mish, and small norms, attention, LSTM, GRU"
 )
 
 
@@ -88,6 +88,9 @@ class Builder:
         """
         if (cells < NO_CELL).any():
             raise refused(self.path, "erf outside of a GELU, or log_softmax other than for classes")
+        if not node.get("inexact", 0.0) < 0.5:
+            lost = "constants that lose all digits, as in a BatchNorm that was never trained"
+            raise refused(self.path, lost, "train the model first")
         weights = np.asarray(weights, np.float64)
         size = len(np.broadcast_to(weights, np.broadcast_shapes(cells.shape, weights.shape)))
         offset = np.ascontiguousarray(np.broadcast_to(np.asarray(bias, np.float64), (size,)))
@@ -208,6 +211,26 @@ class Builder:
         roundings = terms + 1 + extra
         y = self.rows(np.concatenate(rows), np.concatenate(weights), offset, roundings=roundings)
         return y.reshape(outputs, *sizes)
+
+    def interpolate(self, cells: Cells, axis: int, size: int, scale: float, way: str) -> Cells:
+        """Interpolate along an axis; the error counts that an execution rounds positions."""
+        last, at = cells.shape[axis] - 1, np.arange(size, dtype=np.float64)
+        if way == "align_corners":
+            at *= last / max(size - 1, 1)
+        elif way == "asymmetric":
+            at /= scale
+        elif way == "half_pixel" or size > 1:
+            at = (at + 0.5) / scale - 0.5
+        at = np.clip(at, 0, last)[:, None]
+        index = np.floor(at).astype(int) + np.arange(-1, 3)
+        near = np.moveaxis(cells, axis, -1)[..., np.clip(index, 0, last)]
+        near = np.where((index >= 0) & (index <= last), near, NO_CELL)
+        weights = np.maximum(1 - np.abs(at - index), 0)
+        if (np.append(at, scale) * 1024 % 1).any():
+            near = np.concatenate([near] * 3, -1)
+            weights = np.concatenate([weights, np.ones(index.shape), -np.ones(index.shape)], -1)
+        y = self.sums(near, weights, roundings=4 * last + 20, inexact=ROUNDED)
+        return np.moveaxis(y, -1, axis)
 
     def mean(self, windows: Cells) -> Cells:
         """Return the mean over the last axis; padding counts as zeros."""

@@ -16,13 +16,13 @@ import numpy as np
 from anydevice._arrays.move import to_device
 from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
-from anydevice._core.protocols import Windows
+from anydevice._core.protocols import FixedTensor, SymbolicTensor, Windows
 from anydevice._core.trees import mapped
 from anydevice._libraries import registry
 from anydevice._libraries.base import ModelAdapter, host_array
 from anydevice._libraries.native import NativeAdapter
 from anydevice._libraries.registry import adapter_of
-from anydevice._nn import convolution, layers, transformer
+from anydevice._nn import convolution, layers, recurrent, transformer
 from anydevice._nn.layer import Layer, Parameters, Shape
 from anydevice._nn.losses import _without as without_last
 from anydevice._nn.model import Model
@@ -271,6 +271,38 @@ def _layer_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Ce
     return graph.layer_norm(cells, weight, bias, layer.eps)
 
 
+def _group_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
+    (weight, bias), _ = _weights_of(parameters, "weight", "bias")
+    y = graph.layer_norm(cells.reshape(layer.groups, -1), None, None, layer.eps)
+    scale, shift = (array.reshape(-1, *[1] * (cells.ndim - 1)) for array in (weight, bias))
+    return graph.affine(y.reshape(cells.shape), scale, shift, roundings=4)
+
+
+def _upsample(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
+    factor = layer.factor
+    for axis, size in enumerate(cells.shape[1:], 1):
+        if layer.linear:
+            cells = graph.interpolate(cells, axis, size * factor, factor, "half_pixel")
+        else:
+            cells = np.repeat(cells, factor, axis)
+    return cells
+
+
+def _recurrent(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
+    trace = NetworkTrace(cells.shape, graph)
+    arrays, _ = _weights_of(parameters, "input", "recurrent", "input_bias", "recurrent_bias")
+    weights = [None if array is None else FixedTensor(array) for array in arrays]
+    steps = trace.recurrent(layer._op, SymbolicTensor(cells[:, None]), weights)
+    rows = [trace.cells(step)[0] for step in steps]
+    return rows[-1] if layer.last else np.stack(rows)
+
+
+def _bidirectional(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    y = _lower_layer(graph, layer.layer, parameters["forward"], cells, f"{path}.forward")
+    z = _lower_layer(graph, layer.layer, parameters["backward"], cells[::-1], f"{path}.backward")
+    return np.concatenate([y, z if layer.layer.last else z[::-1]], -1)
+
+
 def _position_embedding(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
     (weight,), extra = _weights_of(parameters, "weight")
     return graph.affine(cells, 1.0, weight[: cells.shape[-2]], roundings=1 + extra)
@@ -333,6 +365,7 @@ _LAYERS: dict[type[Layer], Callable[[Builder, Any, Any, Cells], Cells]] = {
     layers.Dense: _dense,
     layers.Dropout: lambda graph, layer, _, cells: cells,
     layers.Flatten: lambda graph, layer, _, cells: cells.reshape(-1),
+    layers.GroupNorm: _group_norm,
     layers.LayerNorm: _layer_norm,
     layers.LeakyReLU: lambda graph, layer, _, cells: graph.leaky_relu(cells, layer.slope),
     layers.PositionEmbedding: _position_embedding,
@@ -349,12 +382,16 @@ _LAYERS: dict[type[Layer], Callable[[Builder, Any, Any, Cells], Cells]] = {
     ),
     convolution.GlobalAvgPool: lambda graph, layer, _, cells: graph.mean(_by_row(layer, cells)),
     convolution.GlobalMaxPool: lambda graph, layer, _, cells: graph.largest(_by_row(layer, cells)),
+    convolution.Upsample: _upsample,
+    recurrent.GRU: _recurrent,
+    recurrent.LSTM: _recurrent,
     transformer.Attention: _attention,
     transformer.GatedMLP: _gated_mlp,
 }
 """The function that lowers each layer, from its parameters and the cells of its input."""
 
 _CONTAINERS: dict[type[Layer], Callable[[Builder, Any, Any, Cells, str], Cells]] = {
+    recurrent.Bidirectional: _bidirectional,
     layers.Chain: _chain,
     layers.Residual: _residual,
     Recomputed: lambda graph, layer, parameters, cells, path: _lower_layer(

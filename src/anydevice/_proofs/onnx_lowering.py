@@ -170,14 +170,48 @@ def _windows(net: OnnxTrace, x: Tensor, size: Sequence[int]) -> Windows:
 
 
 def _resize(net: OnnxTrace, x: Tensor, *options: Tensor | None) -> Tensor:
-    """Take the element before each position: scales are integers."""
+    """Take the element before each position, for integer scales, or interpolate."""
+    is_new = net.operator.kind == "Resize" and len(options) > 1  # since version 11
     sizes = net.option("sizes", options[2]) if len(options) > 2 else None
     scales = net.option("scales", (*options, None)[len(options) > 1]) or []
+    way = net.attributes.get("coordinate_transformation_mode", "half_pixel")
     for axis, old in enumerate(x.shape):
         new = sizes[axis] if sizes else int(old * scales[axis])
+        if net.attributes.get("mode") == "linear":
+            scale = new / old if sizes else scales[axis]
+            if scale != 1:
+                x = net.layer("interpolate", x, axis, new, scale, way if is_new else "asymmetric")
+            continue
         index = np.arange(new) // (new // old)
         x = net.rearrange(lambda y, i=index, k=axis: np.take(y, i, k), x)
     return x
+
+
+def _norm(net: OnnxTrace, x: Tensor, scale: Tensor, b: Tensor) -> Tensor:
+    epsilon = net.attributes.get("epsilon", float(np.float32(1e-5)))
+    return net.group_norm(x, scale, b, net.attributes.get("num_groups", x.shape[1]), epsilon)
+
+
+_GATES = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}
+"""The gates of a recurrent operator in the order of PyTorch."""
+
+
+def _recurrent(net: OnnxTrace, x: Tensor, w: Any, r: Any, b: Any = None, *_: Any) -> list[Tensor]:
+    kind, option, size = net.operator.kind, net.attributes.get, r.shape[-1]
+    function = option("activations", ["Tanh"])[0] if kind == "RNN" else kind
+    rows = [gate * size + row for gate in _GATES[kind] for row in range(size)]
+    ways = []
+    for k in range(len(w.value)):
+        biases = np.zeros((2, len(rows))) if b is None else b.value[k].reshape(2, -1)
+        weights = [FixedTensor(a[rows]) for a in (w.value[k], r.value[k], *biases)]
+        step = -1 if k or option("direction") == "reverse" else 1
+        turned = net.rearrange(lambda a, step=step: a[::step], x)
+        steps = net.recurrent(function.lower(), turned, weights)
+        y = net.rearrange(lambda *parts: np.stack(parts), *steps[::step])
+        ways.append([y, steps[-1]])
+    sequences, lasts = zip(*ways, strict=True)
+    join = net.rearrange
+    return [join(lambda *a: np.stack(a, 1), *sequences), join(lambda *a: np.stack(a), *lasts)]
 
 
 def _conv_transpose(net: OnnxTrace, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
@@ -242,17 +276,24 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Dropout": lambda net, x, *_: x,
     "Elu": lambda net, x: net.layer("elu", x, net.attributes.get("alpha", 1.0)),
     "Erf": OnnxTrace.erf,
+    "Expand": _change(
+        lambda net, x, to: np.broadcast_to(x, np.broadcast_shapes(x.shape, net.option("", to)))
+    ),
     "Flatten": _change(_flatten),
+    "GRU": _recurrent,
     "Gather": _change(
         lambda net, x, at: np.take(x, net.option("", at), net.attributes.get("axis", 0))
     ),
     "Gemm": _gemm,
     "GlobalAveragePool": lambda net, x: net.sum(x, range(2, len(x.shape)), True, True),
+    "GroupNormalization": _norm,
     "HardSigmoid": lambda net, x: net.layer(
         "hard_sigmoid", x, net.attributes.get("alpha", _HARD), net.attributes.get("beta", 0.5)
     ),
     "HardSwish": lambda net, x: net.layer("hard_swish", x),
     "Identity": lambda net, x: x,
+    "InstanceNormalization": _norm,
+    "LSTM": _recurrent,
     "LeakyRelu": lambda net, x: net.leaky_relu(
         x, net.attributes.get("alpha", float(np.float32(0.01)))
     ),
@@ -264,6 +305,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "PRelu": OnnxTrace.leaky_relu,
     "Pad": _pad,
     "Pow": lambda net, x, e: net.function("square", net.add(x, FixedTensor(e.value * 0.0))),
+    "RNN": _recurrent,
     "ReduceMean": _reduce,
     "ReduceSum": _reduce,
     "Reshape": _change(_reshape),

@@ -58,8 +58,8 @@ class NetworkTrace:
     Shapes are NumPy's, with a batch of one in front.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.graph = Builder(prod(shape))
+    def __init__(self, shape: tuple[int, ...], graph: Builder | None = None) -> None:
+        self.graph = graph or Builder(prod(shape))
         self.input = SymbolicTensor(np.arange(prod(shape)).reshape(1, *shape))
         self._origins: dict[int, tuple[str, int, float]] = {}
         self._rows: list[tuple[int, ...]] = []
@@ -596,6 +596,44 @@ class NetworkTrace:
         scale = 1.0 if weight is None else _numbers_of(weight).reshape(column)
         shift = 0.0 if bias is None else _numbers_of(bias).reshape(column)
         return SymbolicTensor(self.graph.affine(y.reshape(a.shape), scale, shift, roundings=4))
+
+    def recurrent(self, kind: str, x: Tensor, weights: Sequence[Any]) -> list[Tensor]:
+        """Return the output of each step of "gru", "lstm", "relu" or "tanh".
+
+        The weights are those of PyTorch, for x of (positions, batch, features).
+        """
+        weight, own_weight = map(self._transpose, weights[:2])
+        size, outputs = own_weight.shape[0], list[Tensor]()
+
+        def part(tensor: Tensor, k: int) -> Tensor:
+            return self.rearrange(lambda a: a[:, k * size : (k + 1) * size], tensor)
+
+        # Other executions sum all of a gate at once.
+        self.graph.more_roundings = weight.shape[0] + 2 * size + 8
+        h: Tensor = FixedTensor(np.zeros((x.shape[1], size)))
+        cell = h
+        for at in range(x.shape[0]):
+            now = self.linear(self.rearrange(lambda a, at=at: a[at], x), weight, weights[2])
+            own = self.linear(h, own_weight, weights[3])
+            gates = self.add(now, own)
+            if kind == "gru":
+                reset, update = (self.function("sigmoid", part(gates, k)) for k in (0, 1))
+                rest = self.multiply(reset, part(own, 2))
+                new = self.function("tanh", self.add(part(now, 2), rest))
+                h = self.add(new, self.multiply(update, self.add(h, new, -1.0)))
+            elif kind == "lstm":
+                enter, forget, leave = (self.function("sigmoid", part(gates, k)) for k in (0, 1, 3))
+                new = self.multiply(enter, self.function("tanh", part(gates, 2)))
+                cell = self.add(self.multiply(forget, cell), new)
+                h = self.multiply(leave, self.function("tanh", cell))
+            elif kind == "relu":
+                h = self.function(kind, gates)
+            else:  # 2 sigmoid(2 z) - 1, as onnxruntime has an absolute error for this tanh
+                h = self.function("sigmoid", self.multiply(gates, self.constant(2.0)))
+                h = self.add(self.multiply(h, self.constant(2.0)), self.constant(-1.0))
+            outputs.append(h)
+        self.graph.more_roundings = 0
+        return outputs
 
     # The origins of cells
 

@@ -155,6 +155,20 @@ MODELS: dict[str, Case] = {
     "matrix times vector": of_input(lambda x: numbers(x, 3, 5) @ x, 5),
     "vector times matrix": of_input(lambda x: x @ numbers(x, 5, 3), 5),
     "matrix times matrix": of_input(lambda x: numbers(x, 3, 5) @ x, 5, 4),
+    "group norm": (lambda: nn.GroupNorm(2, 4), (1, 4, 3)),
+    "instance norm": (lambda: nn.InstanceNorm2d(2, affine=True), (1, 2, 3, 2)),
+    "lstm": (
+        lambda: Of(nn.LSTM(3, 2, 2, batch_first=True, bidirectional=True), lambda y: y[0][:, -1]),
+        (1, 3, 3),
+    ),
+    "gru": (lambda: Of(nn.GRU(3, 2), lambda y: y[1][-1]), (4, 2, 3)),
+    "rnn": (lambda: Of(nn.RNN(3, 2, batch_first=True), lambda y: y[0]), (1, 4, 3)),
+    "rnn of relu": (lambda: Of(nn.RNN(3, 2, nonlinearity="relu"), lambda y: y[0]), (4, 1, 3)),
+    "linear upsampling": (lambda: nn.Upsample(None, (2, 1.5), "bilinear"), (1, 2, 3, 4)),
+    "linear upsampling from corner to corner": (
+        lambda: nn.Upsample((4, 5), None, "bilinear", True),
+        (1, 2, 3, 3),
+    ),
     "matrices times vector": of_input(lambda x: x @ numbers(x, 4), 2, 5, 4),
     "vector times matrices": of_input(lambda x: numbers(x, 5) @ x, 2, 5, 4),
 }

@@ -682,7 +682,7 @@ def _rotate_part(x: Array, positions: Array, config: LayerConfig) -> Array:
 
 
 def _of_layer(want: Sequence[Array], coarse: float, *arguments: Any) -> list[Array]:
-    config = next(each for each in arguments if isinstance(each, LayerConfig))
+    config = next(value for value in arguments if isinstance(value, LayerConfig))
     return [_of_rows(x, coarse if config.exact else max(coarse, EIGHT_BITS)) for x in want]
 
 

@@ -381,6 +381,14 @@ def _upsample(trace: Trace, a: Traced, sizes: Sizes, *scales: float | None) -> T
     return a
 
 
+def _interpolate(trace: Trace, a: Traced, sizes: Sizes, aligned: bool, *scales: Any) -> Traced:
+    way = "align_corners" if aligned else "half_pixel"
+    for axis in range(-len(sizes), 0):
+        scale = (scales and scales[axis]) or sizes[axis] / a.shape[axis]
+        a = trace.layer("interpolate", a, axis, sizes[axis], scale, way)
+    return a
+
+
 def _softplus(trace: Trace, a: Traced, beta: float = 1.0, threshold: float = 20.0) -> Traced:
     if not 20 <= threshold <= 80:  # the identity above it is as good as log(1 + exp(z))
         raise trace.refuse(f"a softplus that is the identity above {threshold:g}")
@@ -505,6 +513,7 @@ _RULES: dict[str, Rule] = {
     "unsafe_split": _split_axis,
     "unsqueeze": _rearrange(lambda x, axis: np.expand_dims(x, axis)),
     **{f"upsample_nearest{axes}d": _upsample for axes in (1, 2, 3)},
+    **{f"upsample_{name}": _interpolate for name in ("linear1d", "bilinear2d", "trilinear3d")},
     **{f"_upsample_nearest_exact{axes}d": _upsample for axes in (1, 2, 3)},
     "_unsafe_view": _rearrange(lambda x, shape: np.reshape(x, shape)),
     "view": _rearrange(lambda x, shape: np.reshape(x, shape)),

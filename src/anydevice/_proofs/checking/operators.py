@@ -49,6 +49,7 @@ _MILD = 2.0**20
 _COORDINATES = "coordinate_transformation_mode"
 _REPEATS = (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"))
 """Coordinates and roundings by which a resize to a multiple repeats elements."""
+_WAYS = ("pytorch_half_pixel", "half_pixel", "asymmetric", "align_corners")
 _ONE = ((), (1,))
 """The shapes of one number that broadcasting does not notice."""
 _ONLY_GELU = "erf is known as a part of GELU alone"
@@ -229,6 +230,13 @@ class Lowering:
         minus = self.add([(a, 1.0), (b, -1.0)], zeros, "square")
         return self.add([(plus, 0.25), (minus, -0.25)], zeros, roundings=1)
 
+    def cancel(self, value: Value, weight: Array) -> None:
+        """Add a term to the last sum that only its error counts: with both signs."""
+        node, weight = self.nodes[-1], self._columns(value, weight)
+        self.bytes += 2 * weight.nbytes
+        inputs = *node.inputs, value.node, value.node
+        self.nodes[-1] = node._replace(inputs=inputs, weights=(*node.weights, weight, -weight))
+
     def _columns(self, value: Value, weight: Array) -> Array:
         if self._in_order(value):
             return np.ascontiguousarray(weight, np.float64)
@@ -275,7 +283,8 @@ def _floats(contents: list[Any]) -> list[float]:
 
 _FLOAT, _FLOATS = -(2 << 3 | 5), -(7 << 3 | 5)
 """The fields of numbers of four bytes; a list of them may be packed into one field 7, too."""
-_KINDS, _LISTS = {_FLOAT: 1, 3: 2, 4: 3, 5: 4, 7: 6, _FLOATS: 6, 8: 7}, {6: 7, 7: 8}
+_KINDS = {_FLOAT: 1, 3: 2, 4: 3, 5: 4, 7: 6, _FLOATS: 6, 8: 7, 9: 8}
+_LISTS = {6: 7, 7: 8, 8: 9}
 """The types of attributes by field, and the fields of those that may be empty."""
 _READERS: dict[int, Callable[[list[Any]], Any]] = {
     _FLOAT: lambda contents: _floats(contents)[-1],
@@ -285,6 +294,7 @@ _READERS: dict[int, Callable[[list[Any]], Any]] = {
     7: _floats,
     _FLOATS: _floats,
     8: lambda contents: list(integers(contents)),
+    9: lambda contents: [text([content]) for content in contents],
 }
 
 
@@ -335,7 +345,8 @@ def _slice(attributes: Attributes, x: Array, *parts: Array) -> Array:
     cut = [slice(None)] * x.ndim
     for k, (start, end) in enumerate(zip(starts or [], ends or [], strict=True)):
         axis, step = (axes[k] if axes else k), (steps[k] if steps else 1)
-        cut[axis] = slice(int(start), int(end) if end > -(1 << 62) else None, int(step))
+        first = max(int(start), -x.shape[axis])
+        cut[axis] = slice(first, int(end) if end > -(1 << 62) else None, int(step))
     return x[tuple(cut)]
 
 
@@ -377,7 +388,7 @@ def _constant_of_shape(net: Lowering, shape: Array) -> Tensor:
     return np.full([int(n) for n in shape], value.reshape(-1)[0], value.dtype)
 
 
-def _concat(net: Lowering, *parts: Any) -> Tensor:
+def _concat(net: Lowering, *parts: Any) -> Any:
     axis = net.attributes.get("axis")
     net.check_size(sum(prod(part.shape) for part in parts))
     if not any(isinstance(part, Value) for part in parts):
@@ -563,18 +574,23 @@ def _matmul(net: Lowering, a: Any, b: Any) -> Value:
     return result._replace(places=np.swapaxes(result.places, -1, -2)) if transposed else result
 
 
-def _product(net: Lowering, value: Value, matrix: Array) -> Value:
+def _product(net: Lowering, value: Value, matrix: Array, **node: Any) -> Value:
     """Return tensor @ matrix, for each row of the tensor."""
     if matrix.ndim != 2 or value.shape[-1] != len(matrix):
         raise FormatError(f"shapes {value.shape} and {matrix.shape} have no product")
+    full, bias = _blocks(net, value, matrix), np.zeros((*value.shape[:-1], matrix.shape[1]))
+    return net.add([(value, full)], bias, **{"roundings": len(matrix), **node})
+
+
+def _blocks(net: Lowering, value: Value, matrix: Array) -> Array:
+    """Return the weights of tensor @ matrix: the matrix for each row of the tensor."""
     rows, (terms, columns) = prod(value.shape[:-1]), matrix.shape
-    full = block = matrix.T
-    if rows > 1:
-        full = net.zeros(rows * columns, rows * terms)
-        for k in range(rows):
-            full[k * columns : (k + 1) * columns, k * terms : (k + 1) * terms] = block
-    bias = np.zeros((*value.shape[:-1], columns))
-    return net.add([(value, full)], bias, roundings=terms)
+    if rows == 1:
+        return matrix.T
+    full = net.zeros(rows * columns, rows * terms)
+    for k in range(rows):
+        full[k * columns : (k + 1) * columns, k * terms : (k + 1) * terms] = matrix.T
+    return full
 
 
 def _gemm(net: Lowering, a: Any, b: Any, c: Any = None) -> Value:
@@ -690,14 +706,44 @@ def _resize(net: Lowering, x: Value, *options: Any) -> Value:
         way = get(_COORDINATES, "half_pixel"), get("nearest_mode", "round_prefer_floor")
         _, scales, sizes = (*options, None)[:3]
     times = np.asarray(scales) if sizes is None else sizes / np.array(x.shape)
+    if get("mode", "nearest") == "linear":
+        new = np.floor(times * x.shape) if sizes is None else sizes
+        return _interpolate(net, x, times, [int(n) for n in new], way[0])
     repeats = get("mode", "nearest") == "nearest" and way in _REPEATS and min(times) >= 1
     if not repeats or (times % 1).any():
-        raise NotSupportedError("it does not repeat each element an integer number of times")
+        raise NotSupportedError(
+            "it does not repeat each element an integer number of times; resize by an integer, "
+            "or with mode 'linear'"
+        )
     net.check_size(*(times * x.shape).astype(int).tolist())
     places = x.places
     for axis, count in enumerate(times.astype(int)):
         places = np.repeat(places, count, axis)
     return net.copy(x._replace(places=places))
+
+
+def _interpolate(net: Lowering, x: Value, times: Array, sizes: Sequence[int], way: str) -> Value:
+    """Resize one axis after another; the error counts that an execution rounds positions."""
+    if net.attributes.get("antialias", 0) or way not in _WAYS:
+        raise NotSupportedError(f"it interpolates by {way!r}, or with antialias; take half_pixel")
+    for axis, (old, new, scale) in enumerate(zip(x.shape, sizes, times.tolist(), strict=True)):
+        if old == new and scale == 1:
+            continue
+        at = (np.arange(new) + 0.5) / scale - 0.5
+        if way == "asymmetric":
+            at = np.arange(new) / scale
+        elif way == "align_corners" or (way == _WAYS[0] and new == 1):
+            at = np.arange(new) * (old - 1) / max(new - 1, 1)
+        at = np.clip(at, 0, old - 1)
+        net.check_size(x.places.size // old * new)
+        rows = net.copy(x._replace(places=np.moveaxis(x.places, axis, -1)))
+        far = np.abs(np.arange(old)[:, None] - at)
+        shares = np.maximum(1 - far, 0)
+        y = _product(net, rows, shares, roundings=4 * old + 16, inexact=ROUNDED)
+        if (np.array([*at, scale]) * 1024 % 1).any():
+            net.cancel(rows, _blocks(net, rows, 1.0 * (far < 2)))
+        x = y._replace(places=np.moveaxis(y.places, -1, axis))
+    return x
 
 
 def _depth_to_space(attributes: Attributes, x: Array) -> Array:
@@ -747,14 +793,11 @@ def _mean(net: Lowering, x: Value, axes: Array | None = None) -> Value:
     outer = prod(x.shape[a] for a in rest)
     terms = x.places.size // outer
     rows = np.moveaxis(x.places, rest, range(len(rest))).reshape(outer, terms)
-    factor = 1.0 / terms if net.operator.kind == "ReduceMean" else 1.0
-    matrix = net.zeros(outer, x.places.size)
-    for k in range(outer):
-        matrix[k, k * terms : (k + 1) * terms] = factor
+    factors = np.full((terms, 1), 1.0 / terms if net.operator.kind == "ReduceMean" else 1.0)
     keep = net.attributes.get("keepdims", 1)
     shape = [n if a in rest else 1 for a, n in enumerate(x.shape) if a in rest or keep]
-    value, bias = x._replace(places=rows), np.zeros(shape)
-    return net.add([(value, matrix)], bias, roundings=terms + 1, inexact=ROUNDED)
+    y = _product(net, x._replace(places=rows), factors, roundings=terms + 1, inexact=ROUNDED)
+    return y._replace(places=y.places.reshape(shape))
 
 
 def _check_mild(*factors: Any) -> None:
@@ -782,6 +825,106 @@ def _batch_norm(net: Lowering, x: Value, scale: Array, b: Array, mean: Array, va
     centred = net.add([(x, 1.0)], -means, roundings=4)
     terms = [(centred, factors.reshape(-1))]
     return net.add(terms, shifts, roundings=8, inexact=2.0**-50)
+
+
+def _norm(net: Lowering, x: Value, scale: Array, b: Array) -> Value:
+    """Normalize groups of channels, then scale and shift.
+
+    An execution may take E(x^2) - E(x)^2 for the variance: the error counts the squares of x.
+    """
+    get, epsilon = net.attributes.get, net.attributes.get("epsilon", _EPSILON)
+    count, column = (
+        prod(x.shape[1:]) // get("num_groups", len(scale)),
+        (-1, *[1] * len(x.shape[2:])),
+    )
+    _check_mild(scale, 1 / np.sqrt(epsilon), scale / np.sqrt(epsilon))
+    if net.wide or count < 2 or get("stash_type", 1) != 1:
+        raise NotSupportedError("it normalizes float64, or single numbers")
+    rows, means = x._replace(places=x.places.reshape(-1, count)), np.full((count, 1), 1 / count)
+    rows, errors = net.copy(rows), {"roundings": 4 * count + 16, "inexact": 2.0**-50}
+    raw = net.copy(rows, "square")
+    centred = _product(net, rows, np.eye(count) - means, **errors)
+    variance = _product(net, net.copy(centred, "square"), means, function="relu", **errors)
+    root = net.add([(variance, 1.0)], np.full(variance.shape, epsilon), "rsqrt", **errors)
+    net.cancel(raw, _blocks(net, raw, means))
+    y = net.product(centred, root._replace(places=np.repeat(root.places, count, 1)))
+    factors, shifts = (np.broadcast_to(array.reshape(column), x.shape) for array in (scale, b))
+    terms = [(y._replace(places=y.places.reshape(x.shape)), factors.reshape(-1))]
+    return net.add(terms, shifts, roundings=8)
+
+
+_RECURRENT = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
+"""The functions of a recurrent operator."""
+
+
+def _recurrent(
+    net: Lowering, x: Value, w: Array, r: Array, b: Any = None, lengths: Any = None, *states: Any
+) -> list[Value]:
+    """Unroll an RNN, GRU or LSTM over the first axis, from states of 0.
+
+    An execution may sum all terms of a gate in one loop, or the biases first: each sum counts that.
+    """
+    get, kind, size = net.attributes.get, net.operator.kind, r.shape[-1]
+    way, late = get("direction", "forward"), get("linear_before_reset", kind != "GRU")
+    ways = ["forward", "reverse"] if way == "bidirectional" else [way]
+    functions = get("activations", _RECURRENT[kind] * len(ways))
+    relu = kind == "RNN" and functions == ["Relu"] * len(ways)
+    usual = (relu or functions == _RECURRENT[kind] * len(ways)) and late and lengths is None
+    usual &= not any(state is not None and state.any() for state in states)
+    usual &= len(w) == len(r) == len(ways) and get("hidden_size", size) == size
+    usual &= not any(net.uses[name] for name in net.operator.outputs[2:])
+    if not usual or get("layout", 0) or get("input_forget", 0):
+        raise NotSupportedError(
+            "it has a first state other than 0, lengths, peepholes, its last cell as an output, or "
+            "not the form of PyTorch (of a GRU: linear_before_reset=1); export it without them"
+        )
+    every, roundings = list[list[Value]](), x.shape[2] + 2 * size + 8
+    zeros, wide = np.zeros((x.shape[1], size)), np.zeros((x.shape[1], w.shape[1]))
+    gates_of = {"RNN": ["relu" * relu], "GRU": ["sigmoid"] * 2, "LSTM": ["sigmoid"] * 3 + ["tanh"]}
+    for k, way in enumerate(ways):
+        bias, more = np.zeros((2, w.shape[1])) if b is None else b[k].reshape(2, -1)
+        state, cell, steps, turn = None, None, list[Value](), -1 if way == "reverse" else 1
+        for places in x.places[::turn]:
+            row = x._replace(places=places)
+            old: Value | None = cell if kind == "LSTM" else state
+            now = net.add([(row, _blocks(net, row, w[k].T))], wide + bias, roundings=roundings)
+            terms = [(state, _blocks(net, state, r[k].T))] if state else [(now, 0.0)]
+            own = net.add(terms, wide + more, roundings=roundings)
+            halves = [np.split(y.places, w.shape[1] // size, 1) for y in (now, own)]
+            parts = [
+                [(now._replace(places=p), 1.0), (own._replace(places=q), 1.0)]
+                for p, q in zip(*halves, strict=True)
+            ]
+            gates = [
+                net.add(pair, zeros, name, roundings)
+                for pair, name in zip(parts, gates_of[kind], strict=False)
+            ]
+            if kind == "GRU":
+                rest = (gates[1], (zeros + more[2 * size :]).reshape(-1))
+                if state is not None:
+                    rest = (net.product(gates[1], parts[2][1][0]), 1.0)
+                new = net.add([parts[2][0], rest], zeros, "tanh", roundings)
+                share = net.add([(gates[0], -1.0)], zeros + 1.0, roundings=4)
+                total, forget = net.product(share, new), gates[0]
+            elif kind == "LSTM":
+                total, forget = net.product(gates[0], gates[3]), gates[2]
+            elif relu:
+                total = gates[0]
+            else:  # 2 sigmoid(2 z) - 1: onnxruntime has an absolute error for this tanh
+                total = net.add([(gates[0], 2.0)], zeros, "sigmoid")
+                total = net.add([(total, 2.0)], zeros - 1.0, roundings=16)
+            if old is not None and kind != "RNN":
+                total = net.add([(total, 1.0), (net.product(forget, old), 1.0)], zeros, roundings=8)
+            state = total
+            if kind == "LSTM":
+                cell, state = total, net.product(gates[1], net.copy(total, "tanh"))
+            steps.append(state)
+        every.append(steps[::turn])
+    columns = [y._replace(alone=False) for step in zip(*every, strict=True) for y in step]
+    y = _concat(net, *columns)._replace(alone=False)
+    places = y.places.reshape(-1, len(ways), x.shape[1], size)
+    lasts = [places[0 if way == "reverse" else -1, k] for k, way in enumerate(ways)]
+    return [y._replace(places=places), y._replace(places=np.stack(lasts))]
 
 
 def _elementwise(function: str) -> Callable[[Lowering, Value], Value]:
@@ -903,16 +1046,23 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Dropout": _dropout,
     "Elu": _elu,
     "Erf": lambda net, x: Erf(x),
+    "Expand": _shape_of(
+        lambda _, x, shape: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(shape)))
+    ),
     "Flatten": _shape_of(
         lambda attributes, x: x.reshape(prod(x.shape[: attributes.get("axis", 1)]), -1)
     ),
+    "GRU": _recurrent,
     "Gather": _gather,
     "Gelu": _gelu,
     "Gemm": _gemm,
     "GlobalAveragePool": _average,
+    "GroupNormalization": _norm,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
     "Identity": lambda net, x, *others: x,
+    "InstanceNormalization": _norm,
+    "LSTM": _recurrent,
     "LeakyRelu": _leaky,
     "MatMul": _matmul,
     "Max": _extreme,
@@ -923,6 +1073,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "PRelu": _leaky,
     "Pad": _pad,
     "Pow": _power,
+    "RNN": _recurrent,
     "ReduceMean": _mean,
     "ReduceSum": _mean,
     "Reshape": _shape_of(_reshape),

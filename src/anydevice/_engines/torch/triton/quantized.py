@@ -121,7 +121,7 @@ def serves(weight: Any, gated: bool = False) -> bool:
     )
 
 
-def _padded(rows: int) -> int:
+def _rows_of_tile(rows: int) -> int:
     """Return the rows of a tile of x, as the matrix units take them."""
     return max(16, triton.next_power_of_2(rows))
 
@@ -209,7 +209,7 @@ def product(
         wide = part.shape[0] // (2 if gated else 1)
         share = None if bias is None else bias[at : at + part.shape[0]]
         _multiply(
-            tile_of(kind, 1 if rounded else _padded(rows), part, tiles, in_order),
+            tile_of(kind, 1 if rounded else _rows_of_tile(rows), part, tiles, in_order),
             arranged[key], part, share, residual, out, at, wide, gated, factor, rounded, terms,
         )  # fmt: skip
         at += wide
@@ -242,7 +242,7 @@ def _multiply(
             outputs, factor, dp4a=_has_dp4a(device), **shared,
         )  # fmt: skip
         return
-    padded = _padded(rows)
+    padded = _rows_of_tile(rows)
     partial = counts = None
     if tile.splits > 1:
         counts = counters(device, programs)
