@@ -178,28 +178,19 @@ def launches(
     wide = count // (2 if gated else 1)
     out = torch.empty(rows, wide, device="cuda", dtype=HALF)
     residual = torch.randn_like(out) if kind in ("output", "down") else None
-    given = {"in_order": kind == "qkv"}
-    tiles = {
-        (
-            f"{kind}, {quantized._bits(weights[0])}",
-            1 if rounded else quantized._rows_of_tile(rows),
-        ): tile
-    }
-    if kind != "qkv":
-        given = {"in_order": False}
+    in_order, tile_rows = kind == "qkv", 1 if rounded else quantized._rows_of_tile(rows)
+    tiles = {(f"{kind}, {quantized._bits(weights[0])}", tile_rows): tile}
 
     def run_float8() -> None:
         for weight in weights:
             decode_products.product(
                 kind, x, weight.codes.view(torch.float8_e4m3fn), scales=weight.scales,
-                gated=gated, residual=residual, tiles={(kind, 1): tile}, **given,
+                gated=gated, residual=residual, tiles={(kind, 1): tile}, in_order=in_order,
             )  # fmt: skip
 
     def run() -> None:
         for weight in weights:
-            fitted = quantized.tile_of(
-                kind, 1 if rounded else quantized._rows_of_tile(rows), weight, tiles, **given
-            )
+            fitted = quantized.tile_of(kind, tile_rows, weight, tiles, in_order)
             quantized._multiply(
                 fitted, arranged, weight, None, residual, out, 0, wide, gated, 1.0, rounded, 1
             )
