@@ -1,39 +1,29 @@
-"""Figures as people read them."""
+"""Figures as people read them; warnings at the file that called anydevice."""
 
 from __future__ import annotations
 
+import ast
+import warnings
+from pathlib import Path
+
 import pytest
 
-from anydevice._core.text import format_rate, format_time, parse_size, percent, times
+import anydevice
+from anydevice._core.text import format_rate, format_time, parse_size, percent, times, warn
 from anydevice.errors import ConfigurationError
+from anydevice.testing import fake_machine
+
+SOURCE = Path(__file__).parents[2] / "src" / "anydevice"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (123.4, "123 s"),
-        (0.9999, "1.00 s"),
-        (0.0123, "12.3 ms"),
-        (9.999e-4, "1.00 ms"),
-        (5e-10, "0.50 ns"),
-        (0.0, "0.00 ns"),
-    ],
-)
-def test_times(seconds: float, said: str) -> None:
-    assert format_time(seconds) == said
-
-
-@pytest.mark.parametrize(
-    ("rate", "said"),
-    [
-        (989e12, "989 TFLOP/s"),
-        (1e15, "1.00 PFLOP/s"),
-        (999.9, "1.00 kFLOP/s"),
-        (0.5, "0.50 FLOP/s"),
-    ],
-)
-def test_rates(rate: float, said: str) -> None:
-    assert format_rate(rate, "FLOP/s") == said
+def test_times_and_rates() -> None:
+    seconds = {123.4: "123 s", 0.9999: "1.00 s", 0.0123: "12.3 ms", 9.999e-4: "1.00 ms"}
+    seconds |= {5e-10: "0.50 ns", 0.0: "0.00 ns"}
+    assert {number: format_time(number) for number in seconds} == seconds
+    rates = {989e12: "989 T", 1e15: "1.00 P", 999.9: "1.00 k", 0.5: "0.50 "}
+    assert {rate: format_rate(rate, "FLOP/s") for rate in rates} == {
+        rate: f"{said}FLOP/s" for rate, said in rates.items()
+    }
 
 
 def test_parts_and_factors() -> None:
@@ -49,3 +39,24 @@ def test_sizes() -> None:
     for wrong in ("1XiB", "1 EiB", "much", "-1GB", ""):
         with pytest.raises(ConfigurationError, match=r"B, KB, MB, GB, TB, PB, .*PiB"):
             parse_size(wrong)
+
+
+def test_a_warning_of_ours_is_at_the_caller_s_line() -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        warn("here")
+        with fake_machine():
+            anydevice.device()
+    assert [Path(each.filename).name for each in said] == [Path(__file__).name] * 2
+    assert str(said[0].message) == "here"
+
+
+def test_no_other_file_counts_frames() -> None:
+    found = [
+        path.relative_to(SOURCE).as_posix()
+        for path in SOURCE.rglob("*.py")
+        if "stacklevel" in (text := path.read_text("utf-8"))
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.keyword) and node.arg == "stacklevel"
+    ]
+    assert found == ["_core/text.py"]
