@@ -333,11 +333,8 @@ def test_a_wrong_part_of_a_quantized_weight_is_found(wrong: str, place: str) -> 
     kernel = fused.UNTRUSTED_KERNELS["final_logits"]
 
     def damaged(x: Any, norm: Any, head: Any, eps: float, exact: bool) -> Any:
-        if wrong == "zero":
-            head = replace(head, zero=31)
-        elif wrong:
-            head = replace(head, **{wrong: getattr(head, wrong) * 0})
-        return kernel(x, norm, head, eps, exact)
+        changed = {wrong: 31 if wrong == "zero" else getattr(head, wrong) * 0} if wrong else {}
+        return kernel(x, norm, replace(head, **changed), eps, exact)
 
     row = replace(FINAL_LOGITS, cases=QUANTIZED_LOGITS)
     assert len(wrong_cases(damaged, place, "float16", None, row)) == (2 if wrong else 0)
