@@ -357,7 +357,7 @@ def test_each_parameter_has_the_optimizer_of_the_first_pattern(anywhere: Device)
     [
         ({"*.wieght": nn.SGD(), "*": nn.SGD()}, r"'\*\.wieght'.*'weight'"),
         ({"*": nn.SGD(), "*.bias": nn.Adam()}, r"an earlier pattern has; put it first"),
-        ({"*.bias": nn.SGD()}, r"no pattern matches 'weight'; end with '\*'"),
+        ({"*.bias": nn.SGD()}, r"no pattern matches 'weight'; add a last pattern '\*'"),
         ({"*": nn.EMA(nn.SGD())}, r"optimizer\['\*'\] must be one of nn without groups"),
         ({"*": nn.SGD(groups={"weight": {"rate": 1.0}})}, "must be one of nn without groups"),
         ({}, "must be one of nn without groups"),

@@ -83,7 +83,7 @@ def test_modules_of_torch_train_as_in_a_loop_by_hand(torch: Any) -> None:
             rows.append([own, step(0, noise, labels[:32])])
             assert bits(trainings[1]) == before
         how: Any = {"others": {"judge": trainings[1]}, "device": "cpu"}
-        refuses("must be a nn.Training of a nn.Model", nn.Training, maker, adams[0], **how)
+        refuses("must be an nn.Training of an nn.Model", nn.Training, maker, adams[0], **how)
         return rows
 
     assert_same_values(losses(False), losses(True), because=SAME_PROGRAM)

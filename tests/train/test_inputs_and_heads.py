@@ -129,13 +129,13 @@ def train(layer: Any, loss: Any = LOSS, x: Any = X, y: Any = Y, **own: Any) -> A
         (lambda: train(layers(), loss_weights={"score": 0.5}), "a weight beside a loss"),
         (
             lambda: nn.evaluate(nn.Model(layers(), device="cpu"), (X, Y), LOSS, "accuracy"),
-            "is of one output",
+            "is for a model with one output",
         ),
         (lambda: nn.Model(nn.Chain(nn.Heads({"a": "relu"}), nn.Dense(4, 1)), 4), "nn.Input.'a', …"),
         (lambda: nn.Model(nn.Concatenate(nn.Input("a", 4), nn.Dense(4, 1))), "got several arrays"),
         (lambda: nn.Model(layers(), device="cpu")(X["numbers"]), "got one array"),
         (lambda: nn.Input("a", 0), "shape must be the shape of an example"),
-        (lambda: nn.Heads({"logits": nn.Dense(4, 1)}), "of which 'logits' is taken"),
+        (lambda: nn.Heads({"logits": nn.Dense(4, 1)}), "'logits', which is reserved"),
     ],
 )
 def test_what_does_not_fit_is_named(call: Any, said: str) -> None:

@@ -323,12 +323,13 @@ class DecoderExecutor(Executor):
         description: Description,
         parameters: decoder.Parameters,
         device: Device,
-        exact: bool = False,
+        *,
+        exact: bool,
     ) -> None:
         super().__init__(description, device)
         self.parameters = parameters
         self._exact = exact
-        self._fuses_quantized = device.engine == "torch" and device.backend in ("cuda", "rocm")
+        self._fuses_quantized = device.engine == "torch" and device.backend == "cuda"
         self.compiled = device.engine in COMPILED
         folder = compiled_folder(self.engine.name) if self.compiled else None
         if folder is not None and not isinstance(self.engine.compiler, Absent):

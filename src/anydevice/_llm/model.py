@@ -207,7 +207,7 @@ def load(
                 "dtype= out, or name another engine"
             )
         parameters = lay_out_matrices(tree_of(load_joined(stored, target, progress)))
-        executor = DecoderExecutor(description, parameters, target, activations is not None)
+        executor = DecoderExecutor(description, parameters, target, exact=activations is not None)
     model = LanguageModel.__new__(LanguageModel)
     model._begin(executor, tokenizer, plan, title_of(path), defaults)
     return model
@@ -232,7 +232,7 @@ class LanguageModel:
         name: str = "model",
         generation_defaults: Mapping[str, Any] = NOTHING,
     ) -> None:
-        executor = DecoderExecutor(description, parameters, device)
+        executor = DecoderExecutor(description, parameters, device, exact=False)
         self._begin(executor, tokenizer, plan, name, generation_defaults)
 
     def _begin(

@@ -222,15 +222,15 @@ def _warn_of_unpacked(tensors: Sequence[StoredTensor], dtype: DType, source: Pat
     packed = [x for x in tensors if isinstance(x, GgufTensor) and x.packing.elements > 1]
     foreign = [x for x in packed if not x.scheme]
     kinds, tensors = ", ".join(sorted({x.packing.name for x in foreign})), [*mixed, *foreign]
-    reasons = [f"the package gguf unpacks {kinds}, slowly"] if foreign else []
+    reasons = [f"{kinds} can only be unpacked, slowly, by the package gguf"] if foreign else []
     if mixed:
-        reasons.append(f"{shortened(mixed[0].name)!r} is in a stack of experts of several types")
+        reasons.append(f"{shortened(mixed[0].name)!r} is in a stack of experts that mixes types")
     if reasons:
         sizes = sum(x.nbytes for x in tensors), sum(prod(x.shape) for x in tensors) * dtype.itemsize
         warn(
-            f"{source}: quantized weights are unpacked into {dtype}: {format_size(sizes[0])} of "
-            f"the file take {format_size(sizes[1])}, because {'; '.join(reasons)}; files in "
-            "Q4_K_M, Q8_0 and most others stay as stored"
+            f"{source}: some quantized weights are unpacked to {dtype}, from "
+            f"{format_size(sizes[0])} in the file to {format_size(sizes[1])} in memory: "
+            f"{' and '.join(reasons)}. Q4_K_M, Q8_0 and most other types stay quantized"
         )
 
 

@@ -325,10 +325,12 @@ class Layer(Settings):
             raise error.seen_from(self.root, step) from None
 
     def _takes(self, shape: Any) -> None:
-        """Raise an error for the shapes of several inputs, unless a part is to take one of them."""
+        """Raise an error for several inputs, unless a part of this layer can select one."""
         if isinstance(shape, dict) and not self.parts:
             one, named = next(iter(shape)), ", ".join(map(repr, shape))
-            raise self.misfit(f"got several arrays, {named}; put nn.Input({one!r}, …) before it")
+            raise self.misfit(
+                f"got several arrays, {named}; put nn.Input({one!r}, …) before this layer"
+            )
 
     def _misuse(self, values: tuple[Any, ...], named: dict[str, Any]) -> str:
         text, name = super()._misuse(values, named), self.inferred[0]

@@ -618,9 +618,9 @@ class Input(Layer):
 
 
 class Heads(Layer):
-    """Layers beside each other, which all get the input; the output is a dict of theirs by name.
+    """Parallel layers that all get the same input; the output is a dict of their outputs.
 
-    `nn.train` then takes a dict of losses, and of targets. Strings name activations.
+    `nn.train` then takes a dict of losses and a dict of targets. Strings name activations.
 
     >>> Heads({"topic": nn.Dense(16, 5), "score": nn.Dense(16, 1)}).output((16,))
     {'topic': (5,), 'score': (1,)}
@@ -638,7 +638,7 @@ class Heads(Layer):
 
     def settings_fit(self) -> None:
         if not self.heads or not all(n.isidentifier() and n != "logits" for n, _ in self.heads):
-            named = "a dict of layers by names, of which 'logits' is taken"
+            named = "a dict of layers whose names are not 'logits', which is reserved"
             raise setting_error(self, "heads", named, dict(self.heads))
 
     def output(self, shape: Shape) -> Any:

@@ -348,7 +348,7 @@ def example_shape(x: Any) -> Any:
     """Return the shape of an example of a batch; of a dict of arrays, one by name."""
     if isinstance(x, Mapping):
         return {name: example_shape(part) for name, part in x.items()}
-    return tuple(getattr(x, "shape", ()))[1:]
+    return tuple(x.shape if hasattr(x, "shape") else np.shape(x))[1:]
 
 
 def inputs_of(layer: Layer) -> dict[str, Shape]:
@@ -357,7 +357,10 @@ def inputs_of(layer: Layer) -> dict[str, Shape]:
         return {layer.name: layer.shape}
     shapes: dict[str, Shape] = {}
     for _, part in layer.parts[:1] if isinstance(layer, Chain) else layer.parts:
-        shapes |= inputs_of(part)
+        for name, shape in inputs_of(part).items():
+            if shapes.setdefault(name, shape) != shape:
+                text = f"the inputs {name!r} have the shapes {shapes[name]} and {shape}"
+                raise ConfigurationError(text, source="layer")
     return shapes
 
 

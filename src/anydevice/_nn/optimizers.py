@@ -82,7 +82,7 @@ class BuiltIn(Optimizer):
     """An optimizer whose step is one op over lists of arrays, or one op for each group."""
 
     is_elementwise = True
-    """Whether it can update parts of arrays, as processes that divide them have."""
+    """Whether it can update shards of arrays, since no element depends on another."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
@@ -193,12 +193,12 @@ def _checked_groups(optimizer: BuiltIn, groups: Any) -> _Groups:
 
 
 def _check_group_rate(optimizer: Optimizer, where: str, rate: Any) -> None:
-    kind = "the last" if isinstance(optimizer, ByName) else type(optimizer).__name__
+    kind = "the last optimizer" if isinstance(optimizer, ByName) else type(optimizer).__name__
     if not is_number(rate) or not base_rate(optimizer.rate):
         raise ConfigurationError(
-            f"{where}: the rate of a group must be a number, relative to that of {kind}, which a "
-            f"schedule scales too; they are {rate!r} and {optimizer.rate!r}: give numbers above 0, "
-            "and nn.train the schedule",
+            f"{where}: a group's rate must be a number, and the rate of {kind} a number above 0 "
+            f"or a schedule with a rate; they are {rate!r} and {optimizer.rate!r}. To scale both, "
+            "give a schedule to nn.train",
             source=where,
         )
 
@@ -364,9 +364,9 @@ class RMSprop(BuiltIn):
 class Muon(BuiltIn):
     """Muon (Jordan et al. 2024): matrices step by orthogonalized momentum, the others by AdamW.
 
-    The steps of a matrix have the root mean square `rms`, so that rates and decays of AdamW hold
-    for both (Liu et al. 2025). An embedding and the last layer are better left to AdamW, by their
-    names: `nn.train` takes `{"[0]": nn.AdamW(1e-3), "*": nn.Muon(1e-3)}`.
+    The steps of a matrix have the root mean square `rms`, so that the rates and decays usual for
+    AdamW suit both (Liu et al. 2025). Leave embeddings and the last layer to AdamW: `nn.train`
+    takes `{"[0]": nn.AdamW(1e-3), "*": nn.Muon(1e-3)}`.
 
     >>> muon, parameters = Muon(1.0, decay=0.0), {"x": numpy.eye(2)}
     >>> muon.update(parameters, parameters, muon.init(parameters), 1)[0]["x"].round(2).tolist()
@@ -416,7 +416,7 @@ class Muon(BuiltIn):
 
 
 def _orthogonalize(x: Array) -> Array:
-    """Return U·Vᵀ of the singular value decomposition, roughly: values become 0.7 to 1.2.
+    """Return approximately U·Vᵀ of the SVD; its singular values are 0.7 to 1.2.
 
     Newton–Schulz iteration of degree 5, with the coefficients of Jordan et al. 2024.
     """
@@ -433,9 +433,9 @@ def _orthogonalize(x: Array) -> Array:
 
 
 class ByName(BuiltIn):
-    """An optimizer for each group of parameters: that of the first pattern that matches the name.
+    """Several optimizers: each parameter gets the first whose pattern matches its name.
 
-    `nn.train` makes one of a dict. The rate is that of the last pattern, and scales the others.
+    `nn.train` makes one of a dict. `rate` is that of the last; a change scales those of the others.
     """
 
     parts: tuple[tuple[str, BuiltIn], ...] = ()
@@ -463,11 +463,11 @@ class ByName(BuiltIn):
             if not any(matches(pattern, name) for name in names):
                 raise unmatched(pattern, names, "optimizer")
             if at not in first:
-                text = f"optimizer: {pattern!r} matches only names that an earlier pattern has"
+                text = f"optimizer: {pattern!r} matches only parameters of earlier patterns"
                 raise ConfigurationError(f"{text}; put it first", source="optimizer")
         if -1 in first:
             text = f"optimizer: no pattern matches {names[first.index(-1)].removeprefix('.')!r}"
-            raise ConfigurationError(f"{text}; end with '*', for the rest", source="optimizer")
+            raise ConfigurationError(f"{text}; add a last pattern '*'", source="optimizer")
         pairs = [(self.parts[at][1], x) for at, x in zip(first, leaves(parameters), strict=True)]
         return {
             name: refilled(parameters, [own._zeros(name, x) for own, x in pairs])
@@ -484,7 +484,9 @@ class ByName(BuiltIn):
             places = [at for at, part in enumerate(first) if part == number]
             rows = [0, 1, *[2 + names.index(name) for name in own._state_names()]]
             if places:  # the others may be on another device
-                scaled = _scale_rate(rate, base_rate(own.rate) / (base_rate(self.rate) or 1.0))
+                scaled = rate  # that of the last pattern
+                if number < len(self.parts) - 1:
+                    scaled = _scale_rate(rate, base_rate(own.rate) / base_rate(self.rate))
                 _step_at(places, own, arrays, rows, step, scaled)
         moved, _, *states = [refilled(parameters, row) for row in arrays]
         return moved, dict(zip(names, states, strict=True))

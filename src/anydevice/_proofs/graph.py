@@ -89,7 +89,7 @@ class Builder:
         if (cells < NO_CELL).any():
             raise refused(self.path, "erf outside of a GELU, or log_softmax other than for classes")
         if not node.get("inexact", 0.0) < 0.5:
-            lost = "constants that lose all digits, as in a BatchNorm that was never trained"
+            lost = "constants of which float32 keeps no digit, as an untrained BatchNorm has"
             raise refused(self.path, lost, "train the model first")
         weights = np.asarray(weights, np.float64)
         size = len(np.broadcast_to(weights, np.broadcast_shapes(cells.shape, weights.shape)))
@@ -213,7 +213,7 @@ class Builder:
         return y.reshape(outputs, *sizes)
 
     def interpolate(self, cells: Cells, axis: int, size: int, scale: float, way: str) -> Cells:
-        """Interpolate along an axis; the error counts that an execution rounds positions."""
+        """Interpolate along an axis; the error bound includes rounded positions."""
         last, at = cells.shape[axis] - 1, np.arange(size, dtype=np.float64)
         if way == "align_corners":
             at *= last / max(size - 1, 1)

@@ -78,6 +78,8 @@ class Batches:
         self.shuffle = shuffle
         self.whole_only = whole_only
         self._iterations = 0
+        if not leaves(self.x):
+            raise ConfigurationError("Batches: there are no arrays in x", source="x")
         first = leaf_names(self.x, "x")[0]
         self._count = count = len(leaves(self.x)[0])
         for name, tree in (("x", self.x), ("y", self.y), ("weights", self.weights)):

@@ -47,8 +47,9 @@ class Metric(Record):
     def add(self, state: Any, output: Array, target: Array) -> Any:
         """Return the state with one more batch; it may stay on the device."""
         if isinstance(output, Mapping):
-            text = f"metrics: {self.name} is of one output; give a function of (output, y) that "
-            raise ConfigurationError(f"{text}takes the one it needs of both", source="metrics")
+            text = f"metrics: {self.name} is for a model with one output; give a function of "
+            text += "(output, y) that selects the head it measures from both dicts"
+            raise ConfigurationError(text, source="metrics")
         new = self._of_batch(output, split_weights(target)[0])
         if state is None:
             return new

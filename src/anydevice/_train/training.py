@@ -132,8 +132,8 @@ class Training(Generic[ModelT]):
     - `accumulate`: steps use the mean gradient of this number of batches, weighted by their rows.
     - `clip`: the largest global norm of the gradients.
     - `schedule`: the rate of each step, or a scheduler of `torch.optim.lr_scheduler`.
-    - `others`: other trainings, such as `{"judge": discriminator}` of a GAN; the loss takes their
-      present models in inference by these names, as in `loss(output, y, judge)`.
+    - `others`: other trainings, such as `{"judge": discriminator}` of a GAN; the loss gets their
+      current models, in inference mode, under these names, as in `loss(output, y, judge)`.
     - `seed`: decides dropout and the shuffling of data. Modules of PyTorch and MLX use the global
       random numbers of these libraries, which are seeded only if `seed` is given.
     """
@@ -489,6 +489,9 @@ class Training(Generic[ModelT]):
         """Return a batch for a step: with the present parameters of other trainings, if any."""
         if not isinstance(self.config.loss, _LossWithModels):
             return batch
+        if not isinstance(batch, tuple) or len(batch) != 2:
+            text = "with others=, a batch must be a pair (x, y); y may be None"
+            raise ConfigurationError(text, source="data")
         present = {name: other.parameters for name, other in self._others.items()}
         return batch[0], (batch[1], present)
 
@@ -498,10 +501,8 @@ class Training(Generic[ModelT]):
         for name, other in others.items():
             models: list[Any] = [getattr(own, "_given", None) for own in (self, other)]
             if several or not all(isinstance(model, Model) for model in models):
-                text = (
-                    f"others[{name!r}] must be a nn.Training of a nn.Model on one device, as this"
-                )
-                raise ConfigurationError(text, source="others")
+                text = f"others[{name!r}] must be an nn.Training of an nn.Model on one device"
+                raise ConfigurationError(f"{text}, as this one is", source="others")
             layers.append((name, models[1].layer))
         if layers:
             loss = _LossWithModels(self.config.loss, tuple(layers))

@@ -43,7 +43,7 @@ Array = np.ndarray[Any, Any]
 ROUNDINGS = 6.0
 """Error allowed in a fused layer: roundings to 16 bits of a usual element."""
 EIGHT_BITS = 2.0**18
-"""The units of a rounding to int8 in blocks, four times those of bfloat16."""
+"""Error units, as `coarse`, if inputs are rounded to int8 in blocks."""
 
 LLAMA3: Mapping[str, Any] = {
     "rope_type": "llama3",
@@ -776,6 +776,7 @@ DECODER_LAYER = Row(
                 (_OTHER_SCHEMES, (3,), False, True),
                 (_OTHER_SCHEMES, (5,), True, False),
                 (_SOME_SCHEMES, (0, 5, 39), True, True),
+                (dict.fromkeys(_SOME_SCHEMES, ("float8",)), (9,), False, True),
             )
         ),
     ),

@@ -11,6 +11,7 @@ from anydevice._check import budgets
 from anydevice._check.cases.case import FLOATS, Call, Case, Draw, Make, Row, call, size_of
 from anydevice._core.quantized import SUPER_BLOCK, QuantizedWeight, low_bits
 from anydevice._core.record import Record
+from anydevice._formats.quantized import FLOAT8_TABLES
 
 _LEVELS = tuple(float(round(level**3 / 2**13)) for level in range(-127, 129))
 
@@ -37,6 +38,7 @@ SCHEMES = {
     "q6_k": Scheme(6, 16, 32, integer_scales=True),
     "4 bits with a table": Scheme(4, 32, table=_LEVELS[::17]),
     "8 bits with a table": Scheme(8, 0, table=_LEVELS),
+    "float8": Scheme(8, 0, table=FLOAT8_TABLES["float8_e4m3fn"]),
 }
 """One of each layout, by the name of its best known scheme."""
 
@@ -57,6 +59,9 @@ def draw_weight(draw: Draw, scheme: str, *shape: int) -> QuantizedWeight:
         return draw.integers(-32, 64, *rows, blocks).astype(np.int8)
 
     fields: dict[str, Any] = {"codes": packed(low)}
+    if scheme == "float8":  # whose last codes are NaN
+        fields["codes"] &= 0xBF
+        spread *= 64
     if layout.bits > low:
         fields["high"] = packed(layout.bits - low)
     if layout.integer_scales:

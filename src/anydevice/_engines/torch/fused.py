@@ -56,8 +56,8 @@ _mse_loss: Function = (
     torch._C._nn.mse_loss
 )  # the kernel below PyTorch's own, for two arrays of one shape
 _FOR_GPUS = torch.version.cuda is not None or torch.version.hip is not None
-# Products of 16-bit numbers that give float32; releases of PyTorch before 2.8 have none.
-_WIDE_PRODUCTS = torch.version.cuda is not None and "dtype" in torch.ops.aten.mm.overloads()
+_WIDE_PRODUCTS = torch.version.cuda is not None
+"""Whether products of 16-bit numbers may give float32."""
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

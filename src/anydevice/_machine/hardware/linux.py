@@ -216,7 +216,7 @@ def name_of(
         try:
             process = psutil.Process(pid)
             return command_name(process.cmdline()) or str(process.name())
-        except Exception:  # gone or hidden: errors of its own, and the system's
+        except Exception:  # it ended or is hidden: psutil's own errors, or OSError
             return f"pid {pid}"
     folder = root / "proc" / str(pid)
     if not os.path.exists(folder) or (opens and _has_open(folder, opens) is False):

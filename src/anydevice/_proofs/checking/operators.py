@@ -231,7 +231,7 @@ class Lowering:
         return self.add([(plus, 0.25), (minus, -0.25)], zeros, roundings=1)
 
     def cancel(self, value: Value, weight: Array) -> None:
-        """Add a term to the last sum that only its error counts: with both signs."""
+        """Add a term with both signs to the last sum: it changes the error bound, not the value."""
         node, weight = self.nodes[-1], self._columns(value, weight)
         self.bytes += 2 * weight.nbytes
         inputs = *node.inputs, value.node, value.node
@@ -712,8 +712,7 @@ def _resize(net: Lowering, x: Value, *options: Any) -> Value:
     repeats = get("mode", "nearest") == "nearest" and way in _REPEATS and min(times) >= 1
     if not repeats or (times % 1).any():
         raise NotSupportedError(
-            "it does not repeat each element an integer number of times; resize by an integer, "
-            "or with mode 'linear'"
+            "its scale is not an integer; use an integer scale, or mode 'linear'"
         )
     net.check_size(*(times * x.shape).astype(int).tolist())
     places = x.places
@@ -723,9 +722,11 @@ def _resize(net: Lowering, x: Value, *options: Any) -> Value:
 
 
 def _interpolate(net: Lowering, x: Value, times: Array, sizes: Sequence[int], way: str) -> Value:
-    """Resize one axis after another; the error counts that an execution rounds positions."""
+    """Resize one axis after another; the error bound includes rounded positions."""
     if net.attributes.get("antialias", 0) or way not in _WAYS:
-        raise NotSupportedError(f"it interpolates by {way!r}, or with antialias; take half_pixel")
+        raise NotSupportedError(
+            f"coordinate mode {way!r}, or antialias, is not supported; use half_pixel"
+        )
     for axis, (old, new, scale) in enumerate(zip(x.shape, sizes, times.tolist(), strict=True)):
         if old == new and scale == 1:
             continue
@@ -839,7 +840,9 @@ def _norm(net: Lowering, x: Value, scale: Array, b: Array) -> Value:
     )
     _check_mild(scale, 1 / np.sqrt(epsilon), scale / np.sqrt(epsilon))
     if net.wide or count < 2 or get("stash_type", 1) != 1:
-        raise NotSupportedError("it normalizes float64, or single numbers")
+        raise NotSupportedError(
+            "it normalizes float64 or groups of one element, or has a stash_type"
+        )
     rows, means = x._replace(places=x.places.reshape(-1, count)), np.full((count, 1), 1 / count)
     rows, errors = net.copy(rows), {"roundings": 4 * count + 16, "inexact": 2.0**-50}
     raw = net.copy(rows, "square")
@@ -875,8 +878,9 @@ def _recurrent(
     usual &= not any(net.uses[name] for name in net.operator.outputs[2:])
     if not usual or get("layout", 0) or get("input_forget", 0):
         raise NotSupportedError(
-            "it has a first state other than 0, lengths, peepholes, its last cell as an output, or "
-            "not the form of PyTorch (of a GRU: linear_before_reset=1); export it without them"
+            "it has a nonzero initial state, sequence lengths, peepholes or the last cell state as "
+            "an output, or is not in PyTorch's form (GRU: linear_before_reset=1); export it from "
+            "PyTorch"
         )
     every, roundings = list[list[Value]](), x.shape[2] + 2 * size + 8
     zeros, wide = np.zeros((x.shape[1], size)), np.zeros((x.shape[1], w.shape[1]))

@@ -41,8 +41,6 @@ _SIZES = (16, 32, 64, 128, 256)
 _PLACE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 _GPU = "rocm" if torch.version.hip else "cuda"
 _READY = find_spec("triton") is not None
-# Products of 16-bit numbers that give float32; releases of PyTorch before 2.8 have none.
-WIDE_PRODUCTS = torch.version.cuda is not None and "dtype" in torch.ops.aten.mm.overloads()
 
 
 @cache
@@ -352,7 +350,7 @@ def _quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -
     rows = x.reshape(-1, inputs).contiguous()
     if len(rows) <= MOST_NORMED_ROWS:
         y = quantized.product("op", rows, weight, bias=bias, terms=2)
-    elif WIDE_PRODUCTS:
+    elif torch.version.cuda is not None:  # products of 16-bit numbers that give float32
         y = quantized.product_of_many(rows, weight, bias)
     else:
         return NotImplemented

@@ -37,7 +37,7 @@ from anydevice._engines.torch.triton.rows import rmsnorm, swiglu
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 
 LEAST_ROUNDED = 256
-"""The fewest tokens that are rounded to float8 for products with such weights."""
+"""Prompts of at least this many tokens are rounded to float8 for products with float8 weights."""
 TOKENS, HEADS, WARPS = 16, 8, 4
 """Tokens and heads of a program that rotates them, and its warps."""
 
@@ -112,8 +112,11 @@ def _product(x: Tensor, weight: Any, bias: Tensor | None, exact: bool) -> Tensor
 
 
 def _is_rounded(x: Tensor, weight: Any, exact: bool) -> bool:
-    """Whether x is rounded to float8: the library's product of two matrices is faster."""
-    if exact or not isinstance(weight, QuantizedWeight) or not has_float8_rows(weight):
+    """Whether x is rounded to float8, because PyTorch's float8 product is faster."""
+    # With scales for rows, PyTorch's product gives bfloat16 alone on some cards.
+    if exact or x.dtype != torch.bfloat16 or not isinstance(weight, QuantizedWeight):
+        return False
+    if not has_float8_rows(weight):
         return False
     rows = x.numel() // x.shape[-1]
     return rows >= LEAST_ROUNDED and rows % 16 == 0 and weight.shape[0] % 16 == 0

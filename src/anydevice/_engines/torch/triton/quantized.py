@@ -1,11 +1,10 @@
-"""Products with quantized weights: codes are unpacked in registers, as fast as they are read.
+"""Products with quantized weights, whose codes are unpacked in registers.
 
-One row may be rounded to int8 in blocks of 32 numbers and multiplied with codes four at a time
-(dp4a), as with llama.cpp's Q8_1. Several rows, and one that stays exact, meet tiles of weights that
-are dequantized to the dtype of `x`. What stands around a product is as in `decode_products`.
-
-A byte has neighbouring columns, so `x` is first put in the order in which they are unpacked: even
-columns before odd ones, for codes of fewer than 8 bits.
+A single row may be quantized to int8 in blocks of 32 and multiplied with the codes four at a time
+(dp4a), as llama.cpp does with Q8_1. Otherwise, tiles of the weight are dequantized to the dtype of
+`x` and multiplied by matrix units. Norm, bias, gate and residual are fused as in `decode_products`.
+With fewer than 8 bits, a byte holds neighbouring columns, so the columns of `x` are first
+reordered: even ones, then odd ones.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from anydevice._engines.torch.triton.launch import counters, overlapping, start
 Weights = QuantizedWeight | tuple[QuantizedWeight, ...]
 
 GROUP = 32
-"""Numbers of `x` that share a scale."""
+"""Numbers of `x` that share a scale; rows of weights must be whole groups."""
 PART = 2048
 """Numbers of a row that one program puts in order, if the row has no norm."""
 
@@ -65,7 +64,7 @@ TILES: ProductTiles = {
     ("gate_up, 4 bits", 64): ProductTile(64, 128, 4, stages=3),
     ("head, 4 bits", 64): ProductTile(128, 128, 4, stages=3),
 }
-"""Tiles by bits and padded rows; by product and bits where another is faster. For an H200."""
+"""Tiles tuned on an H200, by bits and padded rows; a key with a product goes before one without."""
 
 FLOAT8_TILES: ProductTiles = {
     ("qkv", 1): ProductTile(4, 4096, 4),
@@ -75,7 +74,7 @@ FLOAT8_TILES: ProductTiles = {
     ("head", 1): ProductTile(4, 4096, 4),
     ("op", 1): ProductTile(2, 2048, 4),
 }
-"""By product, the tiles of one row and float8."""
+"""Tiles for one row and float8 weights, by product."""
 
 BLOCK = 2**24
 """Elements of a matrix that are dequantized at a time for many rows."""
@@ -138,7 +137,7 @@ def tile_of(
     tile = known.get((f"{kind}, {bits}", rows)) or known[bits, rows]
     if in_order and tile.release == "first":
         tile = replace(tile, release="waited")
-    some = _whole_blocks(weight, tile.inputs)
+    some = _fitting_columns(weight, tile.inputs)
     splits = 1 if rows == 1 else max(1, min(tile.splits, inputs // some))
     return replace(tile, inputs=some, splits=splits)
 
@@ -185,8 +184,8 @@ def product(
 ) -> Tensor:
     """Multiply as `decode_products.product` does; parts of a weight may have different schemes.
 
-    Unless `exact`, a single row is rounded to int8. Numbers of the weight are sums of `terms`
-    numbers in the dtype of x: 2 are nearly float32. A gated weight has one part.
+    Unless `exact`, a single row is rounded to int8. Each weight is a sum of `terms` numbers in
+    the dtype of x; 2 terms give nearly float32. A gated weight has one part.
     """
     parts = parts_of(weights)
     rows = len(x)
@@ -347,7 +346,7 @@ def dequantized_rows(weight: QuantizedWeight, ids: Tensor, dtype: torch.dtype) -
 def _dequantize(
     weight: QuantizedWeight, ids: Tensor | None, out: Tensor, rest: Tensor | None, count: int
 ) -> None:
-    (rows, inputs), columns = weight.shape, _whole_blocks(weight, UNPACKED.inputs)
+    (rows, inputs), columns = weight.shape, _fitting_columns(weight, UNPACKED.inputs)
     some = min(UNPACKED.outputs, triton.next_power_of_2(count))
     start(
         _unpack, (triton.cdiv(count, some), triton.cdiv(inputs, columns)), out.device,
@@ -379,11 +378,9 @@ def parts_of(weights: Weights) -> tuple[QuantizedWeight, ...]:
     return weights if isinstance(weights, tuple) else (weights,)
 
 
-def _whole_blocks(weight: QuantizedWeight, columns: int) -> int:
-    """Return a number of columns, at most as many as given, that does not cut blocks unequally."""
-    inputs, block = weight.shape[1], weight.block
-    columns = max(2 * GROUP, min(columns, triton.next_power_of_2(inputs)))
-    return columns if block == inputs or columns % block == 0 or block % columns == 0 else block
+def _fitting_columns(weight: QuantizedWeight, columns: int) -> int:
+    """Return the columns of a tile, a power of two: at most as many as given, but at least 64."""
+    return max(2 * GROUP, min(columns, triton.next_power_of_2(weight.shape[1])))
 
 
 # Grid (rows, inputs / block): norm a row, round it if asked, and write column c of n planes to
@@ -409,7 +406,7 @@ def _arrange(
         # A block of zeros has no step, and one with NaN an infinite one, so that its sums are NaN.
         size = tl.where(value == value, tl.abs(value), float("inf"))
         step = tl.max(size, 1) / 127.0
-        inverse = tl.where(step > 0, 1.0 / step, 0.0)
+        inverse = tl.where(step > 1e-38, 1.0 / step, 0.0)  # of a smaller step it is infinite
         code = tl.floor(value * inverse[:, None] + 0.5)
         group = tl.program_id(1) * (block // 32) + tl.arange(0, block // 32)
         tl.store(scales + row * (inputs // 32) + group, step, group * 32 < inputs)
@@ -429,7 +426,7 @@ def _round(x, out, steps, inputs, block: tl.constexpr):
     column = tl.arange(0, block)
     value = tl.load(x + row * inputs + column, column < inputs, 0).to(tl.float32)
     step = tl.max(tl.abs(value), 0) / 448.0
-    inverse = tl.where(step > 0, 1.0 / step, 0.0)
+    inverse = tl.where(step > 1e-38, 1.0 / step, 0.0)  # of a smaller step it is infinite
     place = out + row * inputs + column
     tl.store(place, (value * inverse).to(out.dtype.element_ty), column < inputs)
     tl.store(steps + row, step)
@@ -450,7 +447,7 @@ def _dot4(codes, x, sums, dp4a: tl.constexpr):
 
 @triton.jit
 def _spread(pairs):
-    """Move 2 bits from each half byte of 16 bits to a byte of their own."""
+    """Move the low 2 bits of each nibble of a 16-bit number to a byte of its own."""
     pairs = (pairs | (pairs << 8)) & 0x00330033
     return (pairs | (pairs << 4)) & 0x03030303
 
@@ -547,7 +544,7 @@ def _one_row(
         rest = value
         if high is not None:
             rest = first_high if first == 0 else _read(high, spot, here, even)
-        # With a pointer for each line, so that no element changes its thread.
+        # One pointer per line keeps each element in its thread: no layout conversion.
         place = x + (line * 0)[:, None, None] + now[None, :, None] * words + word
         nothing = tl.zeros([lines, at_once, words], tl.int32)
         if low == 8:
@@ -568,7 +565,7 @@ def _one_row(
                 dot = tl.sum(dots, 2)
                 added = tl.load(sums + now * 2, now < groups, 0)[None, :]
                 added += tl.load(sums + now * 2 + 1, now < groups, 0)[None, :]
-            unit = (unit ^ tl.program_id(1))[None, :]  # which is 0: loads of one number a thread
+            unit = (unit ^ tl.program_id(1))[None, :]  # 0, which keeps loads unvectorized
             scale = _block_scale(
                 scales, super_scales, line[:, None], unit, here, inputs, block, even
             )
@@ -614,7 +611,8 @@ _SCALED = """{
     fma.rn.KIND $2, $2, $5, $7;
     fma.rn.KIND $3, $3, $6, $8;
 }"""
-"""A byte of a code below the bits of 128 in bfloat16, or of 1024 in float16, is that much more."""
+"""PTX for `_assembly`: a code below the high byte of 128 in bfloat16 is 128 + code, and below that
+of 1024 in float16, 1024 + code."""
 
 
 _SPLIT = tl.constexpr("""{
@@ -627,7 +625,7 @@ _SPLIT = tl.constexpr("""{
     and.b32 $3, right, 0x30303030;
     and.b32 $2, $4, 0x30303030;
 }""")
-"""The 2 high bits of four columns, in four bytes each, become bits 4 and 5."""
+"""PTX that spreads the high bits of 6-bit codes: to bits 4 and 5 of a byte for each column."""
 
 
 @cache
@@ -836,7 +834,7 @@ def _some_rows(
     end(overlap, release)
     is_last = True
     if splits > 1:
-        # Each split leaves its sums; the last one adds them all up, always in one order.
+        # Each split stores its sums; the last to finish adds them in a fixed order.
         spot = row[:, None] * (tl.num_programs(0) * lines)
         spot += (tl.program_id(0) * lines + lane)[None, :]
         size = tl.num_programs(0) * lines * block_rows

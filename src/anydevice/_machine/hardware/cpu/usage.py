@@ -54,11 +54,11 @@ def readings(
 
 
 _known_processes: set[Any] = set()
-"""Processes of the last question, since which psutil counts their load."""
+"""Processes that the last call returned; psutil measures their load since then."""
 
 
 def processes(index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
-    """Return the processes with the most memory, and their share of all processors since then."""
+    """Return the processes with the most memory, and their CPU load since the previous call."""
     import psutil
 
     global _known_processes
