@@ -254,7 +254,7 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
 def test_other_types_are_unpacked_with_one_warning(tmp_path: Path) -> None:
     file = made(tmp_path, "llama", packing="TQ2_0", wide=True)[1]
     description = describe(read_config(file))
-    with pytest.warns(UserWarning, match=r"303\.3 KiB of .* take 4\.6 MiB.*TQ2_0") as caught:
+    with pytest.warns(UserWarning, match=r"303\.3 KiB in .* 4\.6 MiB in .*TQ2_0") as caught:
         parameters = load_parameters(file, description, CPU, "float32")
     assert len(caught) == 1
     assert not any(isinstance(x, QuantizedWeight) for x in leaves(parameters))
@@ -280,12 +280,13 @@ def test_each_stack_of_experts_keeps_its_own_type(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "why"), [("Q4_0", "several types"), ("TQ2_0", "gguf unpacks TQ2_0.*several types")]
+    ("other", "why"),
+    [("Q4_0", "mixes types"), ("TQ2_0", "TQ2_0 can only be unpacked.*mixes types")],
 )
 def test_a_mixed_stack_is_unpacked_with_one_warning(tmp_path: Path, other: str, why: str) -> None:
     options = {"packing": "Q8_0", "others": {"blk.1.ffn_up_exps": other}, "wide": True}
     file = made(tmp_path, "qwen3moe", **options)[1]
-    with pytest.warns(UserWarning, match=rf"float32: .* take 256\.0 KiB.*{why}") as caught:
+    with pytest.warns(UserWarning, match=rf"float32, .* 256\.0 KiB in .*{why}") as caught:
         kinds, logits = stacks_of(file)
     assert len(caught) == 1
     assert kinds == ["q8_0", "q8_0", "float32", "q8_0", "q8_0", "q8_0"]

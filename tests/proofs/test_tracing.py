@@ -378,7 +378,7 @@ def test_an_equinox_batch_norm_is_proved_after_training_alone() -> None:
     import jax
 
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")
-    with pytest.raises(UnsupportedError, match="never trained; train the model first"):
+    with pytest.raises(UnsupportedError, match="untrained BatchNorm has; train the model first"):
         lower((eqx.nn.inference_mode(norm), state), (3,))
     x = jax.random.normal(jax.random.key(0), (8, 3))
     run = jax.vmap(norm, (0, None), (0, None), axis_name="batch")

@@ -585,8 +585,8 @@ class Input(Layer):
     The model then takes a dict of arrays, and has the shapes of its examples from these layers.
 
     >>> words = Chain(nn.Input("words", 20), nn.Embedding(99, 8), nn.GlobalAvgPool("positions"))
-    >>> model = nn.build(Concatenate(words, nn.Input("numbers", 4)), nn.Dense(None, 2))
-    >>> model.input_shape
+    >>> both = Concatenate(words, nn.Input("numbers", 4))
+    >>> nn.build(both, nn.Dense(None, 2), device="cpu").input_shape
     {'words': (20,), 'numbers': (4,)}
     """
 
