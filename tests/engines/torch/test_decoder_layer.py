@@ -17,13 +17,7 @@ import pytest
 from anydevice import ops
 from anydevice._check import checks as trials
 from anydevice._check.cases.case import Draw, Row
-from anydevice._check.cases.decoding import (
-    DECODER_LAYER,
-    DRAW_TOKEN,
-    FINAL_LOGITS,
-    PROMPT_LAYER,
-    QUANTIZED_EMBEDDING,
-)
+from anydevice._check.cases.decoding import DECODER_LAYER, FINAL_LOGITS, OTHERS, PROMPT_LAYER
 from anydevice._check.cases.table import TABLE
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
@@ -322,7 +316,7 @@ def test_kernels_of_quantized_weights(place: str) -> None:
     row = TABLE["quantized_linear"]
     assert wrong_cases(quantized_linear, place, "float16", None, row) == []
     rows = fused.UNTRUSTED_KERNELS["quantized_embedding"]
-    assert wrong_cases(rows, place, "float16", None, QUANTIZED_EMBEDDING) == []
+    assert wrong_cases(rows, place, "float16", None, OTHERS["quantized_embedding"]) == []
 
 
 QUANTIZED_LOGITS = tuple(case for case in FINAL_LOGITS.cases if "q6_k" in case.name)
@@ -351,9 +345,9 @@ def test_a_row_with_nan_has_no_finite_result(place: str) -> None:
 
 def test_a_draw_of_damaged_logits_gives_no_token(place: str) -> None:
     draw = fused.UNTRUSTED_KERNELS["draw_token"]
-    damaged = [case for case in DRAW_TOKEN.cases if case.name.startswith("NaN")]
+    damaged = [case for case in OTHERS["draw_token"].cases if case.name.startswith("NaN")]
     assert len(damaged) == 3
-    row = replace(DRAW_TOKEN, cases=tuple(damaged))
+    row = replace(OTHERS["draw_token"], cases=tuple(damaged))
     assert wrong_cases(draw, place, "float16", None, row) == []
 
     def unaware(*arguments: Any) -> Any:
@@ -367,12 +361,12 @@ def test_a_draw_of_damaged_logits_gives_no_token(place: str) -> None:
 )
 def test_a_draw(dtype: str, cases: int | None, place: str) -> None:
     draw = fused.UNTRUSTED_KERNELS["draw_token"]
-    assert wrong_cases(draw, place, dtype, cases, DRAW_TOKEN) == []
+    assert wrong_cases(draw, place, dtype, cases, OTHERS["draw_token"]) == []
 
     def later_on(logits: Any, numbers: Any, seeds: Any, places: Any, *others: Any) -> Any:
         return draw(logits, numbers, seeds, places + 1, *others)
 
-    assert len(wrong_cases(later_on, place, dtype, 1, DRAW_TOKEN)) == 1
+    assert len(wrong_cases(later_on, place, dtype, 1, OTHERS["draw_token"])) == 1
 
 
 def without_residual(whole: Any, kind: str, x: Any, weight: Any, **options: Any) -> Any:
