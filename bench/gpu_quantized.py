@@ -298,19 +298,21 @@ def random_model(scheme: str, context: int = 8192) -> llm.LanguageModel:
     return llm.LanguageModel(description, tree_of(arrays), tokenizer, device, plan, f"7B, {scheme}")
 
 
-def measure(scheme: str, runs: int, batches: list[int]) -> dict[str, float]:
+def measure(scheme: str, runs: int, batches: list[int]) -> tuple[dict[str, float], list[Row]]:
+    """Measure the rates of a scheme, and its memory; there is no plan of a mixture."""
     model = random_model(scheme)
     median = partial(language_models.median_of, runs)
     found = {"stream": median(partial(language_models.streamed, model, 512, 256))}
     found["prompt"] = 4096 / median(partial(language_models.first_token, model, 4096))
     for rows in batches:
         found[f"{rows} rows"] = median(partial(language_models.together, model, rows))
-    for _, said, _ in language_models.against_plan(model):
-        print(f"  {scheme}: {said}", flush=True)
+    memory: list[Row] = []
+    if scheme != "q4_k_m":
+        memory = [(f"{scheme}, peak", *rest) for _, *rest in language_models.against_plan(model)]
     del model
     gc.collect()
     anydevice.release(anydevice.device("cuda", engine="torch"))
-    return found
+    return found, memory
 
 
 def speed(options: argparse.Namespace) -> Iterator[Row]:
@@ -321,10 +323,12 @@ def speed(options: argparse.Namespace) -> Iterator[Row]:
     yield "kernels verified", said, not kept.refused
     schemes = options.only.split(",") if options.only else list(BARS)
     batches = [] if options.alone else [8, 32, 64]
-    plain = measure("bfloat16", options.runs, batches)
+    plain, memory = measure("bfloat16", options.runs, batches)
     yield "bfloat16", str({name: round(rate, 1) for name, rate in plain.items()}), None
+    yield from memory
     for scheme in schemes:
-        found = measure(scheme, options.runs, batches if scheme == "q4_k_m" else [])
+        found, memory = measure(scheme, options.runs, batches if scheme == "q4_k_m" else [])
+        yield from memory
         rate, bar = found["stream"], BARS[scheme]
         yield f"{scheme}, stream", f"{rate:.1f} tok/s (bar {bar:g})", rate >= bar
         share, bar = found["prompt"] / plain["prompt"], PROMPTS.get(scheme, 0.0)

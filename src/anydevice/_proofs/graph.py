@@ -89,7 +89,7 @@ class Builder:
         if (cells < NO_CELL).any():
             raise refused(self.path, "erf outside of a GELU, or log_softmax other than for classes")
         if not node.get("inexact", 0.0) < 0.5:
-            lost = "constants of which float32 keeps no digit, as an untrained BatchNorm has"
+            lost = "constants too inexact in float32, which an untrained BatchNorm has"
             raise refused(self.path, lost, "train the model first")
         weights = np.asarray(weights, np.float64)
         size = len(np.broadcast_to(weights, np.broadcast_shapes(cells.shape, weights.shape)))
